@@ -16,6 +16,7 @@ from yacs.config import CfgNode
 from benchmarks.clock import Clock
 from benchmarks.interleaved_timing import StepRow, interleaved_medians
 from benchmarks.roofline import count_flops, matmul_peak, peak_memory
+from detlite.apps.export.openvino import to_openvino
 from detlite.inference.optimize import optimize
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
@@ -101,7 +102,9 @@ def _prepare(model: DetectionModel, mode: str, images: list[Tensor]) -> tuple[De
     """Return the model of a mode, and the data type of autocast."""
     if mode in _EAGER:
         return model, mode
-    return optimize(model, mode.removeprefix("optimize "), images), "float32"
+    if mode == "optimize int8":
+        return to_openvino(model, images), "float32"
+    return optimize(model, mode.removeprefix("optimize ")), "float32"
 
 
 def _torchvision_call(model: nn.Module, images: list[Tensor], dtype: str) -> Callable[[], object]:

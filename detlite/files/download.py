@@ -15,10 +15,10 @@ from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from filelock import FileLock
-from tqdm import tqdm
 
 from .atomic_write import open_to_append
 from .errors import RemoteError
+from .progress import progress_bar
 from .retry import retry, without_secrets
 
 _SILENCE = 30.0  # seconds without a byte after which a connection counts as lost
@@ -130,10 +130,10 @@ def _resume(
         # A weak tag does not guarantee equal bytes.
         version_file.write_text("" if version.startswith("W/") else version)
         start = content.seek(0, io.SEEK_END)
-        with tqdm(
+        with progress_bar(
             desc=version_file.name.removesuffix(".part.version"),
             total=start + (response.length or 0) or None,
-            initial=start, unit="B", unit_scale=True, disable=None,
+            initial=start, unit="B", unit_scale=True,
         ) as bar:  # fmt: skip
             for size in _copy(response, content):
                 bar.update(start + size - bar.n)

@@ -1,7 +1,7 @@
 """Recognize inputs: files, folders, globs, lists, archives, URLs, videos and cameras.
 
-`list_inputs` expands them to names, each of one image or video. A name is a path, maybe with a page
-(`scan.tif#page=2`), an http or https URL, another URL that fsspec reads (`s3://bucket/a.jpg`,
+`expand_input` expands them to names, each of one image or video. A name is a path, maybe with a
+page (`scan.tif#page=2`), an http or https URL, another URL that fsspec reads (`s3://bucket/a.jpg`,
 `zip://a.jpg::photos.zip`), a data URL, or for a camera a number.
 """
 
@@ -13,15 +13,12 @@ import sys
 import zipfile
 from base64 import b64decode
 from collections.abc import Sequence
-from contextlib import suppress
 from glob import escape, glob
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from detlite.data.images import listing
-from detlite.data.images.pixels import ImageOptions
-from detlite.data.images.reading import count_pages
 from detlite.files.errors import DataError, short_repr
 from detlite.files.reading import read_text
 
@@ -31,22 +28,12 @@ _STREAM = re.compile(r"(rtsps?|rtmps?|rtp|udp|srt|mms)://", re.IGNORECASE)
 _WILDCARD = re.compile(r"[*?\[]")
 _MAX_PATH = 4096  # characters
 _PAGE = re.compile(r"(.+)#page=([1-9]\d*)")
-_PAGED_SUFFIXES = (".tif", ".tiff", ".gif", ".webp", ".png", ".apng", ".avif")
 VIDEO_SUFFIXES = (
     ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
     ".mts", ".ogv", ".ts", ".webm", ".wmv",
 )  # fmt: skip
 _LIST_COLUMNS = ("file_name", "filename", "file", "image", "path", "url")  # of a CSV file
 _MAX_LIST = 1 << 30  # bytes
-
-
-def list_inputs(inputs: Sequence[str], exclude: Sequence[Path] = ()) -> list[str]:
-    """List the names of images and videos, in the order of `inputs`, see `expand_input`."""
-    names: list[str] = []
-    for source in inputs:
-        found = expand_input(source, exclude)
-        names += [found] if isinstance(found, str) else found
-    return names
 
 
 def expand_input(source: str, exclude: Sequence[Path] = ()) -> str | list[str]:
@@ -194,34 +181,7 @@ def _read_archive(source: str) -> list[str]:
     return [f"zip://{name}::{source}" for name in images]
 
 
-def expand_pages(images: Sequence[str], options: ImageOptions) -> list[str]:
-    """Replace local files of several pages by one name for each: `scan.tif#page=1`, ...
-
-    Only files of formats that can have pages are opened. A damaged file is reported when it is
-    read.
-    """
-    expanded: list[str] = []
-    for image in images:
-        pages = 1
-        if image.lower().endswith(_PAGED_SUFFIXES) and not is_any_url(image):
-            with suppress(DataError):
-                pages = count_pages(image, options)
-        expanded += [image] if pages == 1 else [f"{image}#page={k + 1}" for k in range(pages)]
-    return expanded
-
-
 def split_page(image: str) -> tuple[str, int | None]:
-    """Return the file or URL of a name from `expand_pages`, and the number of the page, from 1."""
+    """Return the file or URL of a name, and the number of the page, from 1."""
     match = _PAGE.fullmatch(image)
     return (image, None) if match is None or os.path.lexists(image) else (match[1], int(match[2]))
-
-
-def stem_of(name: str) -> str:
-    """Return the name of an image or video without folders and suffix."""
-    name = split_page(name)[0]
-    if _DATA_URL.match(name):
-        return "data"
-    if is_any_url(name):
-        path = urlsplit(name.partition("::")[0])
-        name = re.sub(r"[^\w.-]", "_", unquote(Path(path.path or path.netloc).name))
-    return Path(name).stem

@@ -1,7 +1,7 @@
 """Optimize detectors for inference: the same detections in less time."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,23 +11,15 @@ from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import unwrap
 from detlite.modeling.precision import resolve_dtype
 from detlite.modeling.roi_heads.mask_head import MaskHead
-from detlite.registry import Registry
 
 from .fusion import NoGraphError, fuse
 
 # Modules of detectors, RPNs and heads that compute on feature maps only.
 PARTS = ("backbone", "head", "feature_extractor", "predictor")
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-
-# Other engines by dtype. A builder is called with a model and calibration images.
-ENGINES: Registry[Callable[..., DetectionModel]] = Registry(
-    "inference engine", on_demand={"int8": "detlite.apps.export.openvino"}
-)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def optimize(
-    model: DetectionModel, dtype: str = "auto", calibration: Sequence[Tensor] = ()
-) -> DetectionModel:
+def optimize(model: DetectionModel, dtype: str = "auto") -> DetectionModel:
     """Return a faster copy of a detector with the same detections.
 
     The copy raises a RuntimeError when it is trained, moved, converted or saved as a state dict.
@@ -41,15 +33,10 @@ def optimize(
     Args:
         model: the detector; it is not changed. The copy is on the same device.
         dtype: of feature maps and weights: "float32", "bfloat16", "float16", or "auto", which is
-            bfloat16 if the device has fast instructions for it and float32 otherwise. "int8" runs
-            the parts with OpenVINO, see `detlite.apps.export.openvino.to_openvino`.
-        calibration: for int8, some dozens of training images [3, H, W], resized as in evaluation.
+            bfloat16 if the device has fast instructions for it and float32 otherwise. For int8, see
+            `detlite.apps.export.openvino.to_openvino`.
     """
     model = unwrap(model)
-    if dtype == "int8":
-        if not calibration:
-            raise ValueError("optimize(dtype='int8') needs calibration=[uint8 [3, H, W], ...]")
-        return ENGINES.get(dtype)(model, calibration)
     if dtype not in DTYPES:
         raise ValueError(f"optimize(dtype={dtype!r}): choose one of {', '.join(DTYPES)}")
     name = resolve_dtype(dtype, model.device)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.config import ConfigError
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
 from detlite.structures import boxes as box_ops
 
@@ -67,7 +68,7 @@ class InferenceOptions:
             raise ValueError(f"dtype={self.dtype!r}: must be one of {', '.join(_AUTOCAST_DTYPES)}")
         thresh = 0 if self.score_thresh is None else self.score_thresh
         if not isinstance(thresh, Real) or isinstance(thresh, bool) or not 0 <= thresh <= 1:
-            raise ValueError(f"score_thresh={self.score_thresh!r}: must be a number in 0..1")
+            raise ConfigError(f"score threshold {self.score_thresh!r}: must be a number in 0..1")
         if self.tile < 0 or self.tile_batch < 1:
             raise ValueError(
                 f"tile={self.tile!r}, tile_batch={self.tile_batch!r}: must be at least 0 and 1"

@@ -16,12 +16,12 @@ from torch import Tensor
 from detlite.data.images.pillow import pillow_pixels
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import read_image
-from detlite.data.images.sources import DECODE_ERRORS, Pixels
+from detlite.data.images.sources import DECODE_ERRORS, ImageBytes, ImageSource, Pixels
 from detlite.data.remote.remote_path import RemotePath
 from detlite.data.transforms.resize import size_of
 from detlite.evaluation.detection_results import categories_of, paste_detections
 from detlite.files.download import fetch, is_url
-from detlite.files.errors import DataError, RemoteError
+from detlite.files.errors import DataError, short_repr
 from detlite.files.retry import without_secrets
 from detlite.modeling.detector import Detector
 from detlite.registry import Registry
@@ -71,22 +71,12 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
     """Read or convert an image to a tensor uint8 [C, H, W]; errors as for `Predictor`."""
     if isinstance(image, str):
         named, page = _named(image, page)
-        if isinstance(named, RemotePath):
-            return read_image(named, options=options, page=page)
-        image = named
-    if isinstance(image, str) and is_url(image):
-        try:
-            return load_image(fetch(image), options, page)
-        except RemoteError:
-            raise
-        except DataError as error:
-            problem = str(error).removeprefix("bytes: ")
-            raise type(error)(f"{without_secrets(image)}: {problem}") from error
+        return read_image(named, options=options, page=page)
     if hasattr(image, "read"):
         image = _content_of(image)
     if isinstance(image, bytearray | memoryview):
         image = bytes(image)
-    if isinstance(image, str | Path | bytes):
+    if isinstance(image, Path | bytes):
         return read_image(image, options=options, page=page)
     rgb = "RGB, " * (options.channels == 3)
     if isinstance(image, Image.Image):
@@ -120,7 +110,7 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
             f"{type(image).__name__}"
         )
     is_float = image.is_floating_point()
-    fits = image.shape[:-2] == (options.channels,) and image.numel()
+    fits = image.shape[:-2] == (options.channels,) and image.numel() > 0
     if not (fits and (is_float or image.dtype == torch.uint8)):
         actual = f"{str(image.dtype).removeprefix('torch.')} {list(image.shape)}"
         raise ValueError(
@@ -133,10 +123,10 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
     return image
 
 
-def _named(name: str, page: int | None) -> tuple[str | bytes | RemotePath, int | None]:
+def _named(name: str, page: int | None) -> tuple[ImageSource, int | None]:
     """Return what a name stands for, see `inputs`, and its page from 0. Raises DataError."""
     if (content := data_of(name)) is not None:
-        return content, page
+        return ImageBytes(content, short_repr(name)), page
     if is_video_name(name) and not is_camera(name):
         raise DataError(
             f"{without_secrets(name)}: is a video: pass its frames one by one, or use `detlite "
@@ -144,7 +134,9 @@ def _named(name: str, page: int | None) -> tuple[str | bytes | RemotePath, int |
         )
     file, number = split_page(name)
     page = page if number is None else number - 1
-    return (RemotePath(file) if is_any_url(file) and not is_url(file) else file), page
+    if is_url(file):
+        return ImageBytes(fetch(file), without_secrets(file)), page
+    return (RemotePath(file) if is_any_url(file) else file), page
 
 
 def _check_unit_range(image: np.ndarray | Tensor) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
+from detlite.config import ConfigError
 from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import unwrap
@@ -39,6 +40,7 @@ READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
     "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
 )
 _EXPORTED_SUFFIXES = (".onnx", ".openvino", ".pt2")  # other files are checkpoints
+Threshold = float | Mapping[str, float | None]  # minimum score, maybe by name of category
 _MIN_SCALE = 0.6  # of an image, relative to its scale in training; warn below it
 
 logger = logging.getLogger(__name__)
@@ -81,7 +83,9 @@ class Predictor:
         score_thresh: minimum score of detections; it replaces a higher threshold of the model
             (MODEL.ROI_HEADS.SCORE_THRESH). None: the threshold that `opts` of `from_checkpoint`
             name, or TEST.SCORE_THRESHOLD of the file, which training measures, or 0.5 if it is
-            unknown; for a model in memory, the model's threshold.
+            unknown; for a model in memory, the model's threshold. Also minimum scores by name of
+            category, {"car": 0.7, "bus": None}, None for the threshold as above; detections of
+            other categories are dropped.
         rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
         options: how images are read and objects are detected in them. None: the file's options,
             which `from_checkpoint` can override one by one, or the default ones. Those of a config
@@ -98,7 +102,7 @@ class Predictor:
         model: DetectionModel | str | Path,
         min_size: int | None = None,
         max_size: int | None = None,
-        score_thresh: float | None = None,
+        score_thresh: Threshold | None = None,
         rle: bool = False,
         options: InferenceOptions | None = None,
         trust: bool = False,
@@ -116,6 +120,11 @@ class Predictor:
                 options.view.max_size if max_size is None else max_size,
             )
             options = replace(options, view=view, views=())
+        self._min_scores = None  # [K + 1] by label
+        if isinstance(score_thresh, Mapping):
+            default = options.score_thresh or 0.0
+            self._min_scores = _min_scores(score_thresh, plain.categories, default)
+            score_thresh = self._min_scores.min().item()
         if score_thresh is not None:
             options = replace(options, score_thresh=score_thresh)
         self.model: DetectionModel = plain.eval()
@@ -139,7 +148,7 @@ class Predictor:
         path: str | Path | Sequence[str | Path],
         opts: Sequence[Any] = (),
         config: str | Path | None = None,
-        score_thresh: float | None = None,
+        score_thresh: Threshold | None = None,
         rle: bool = False,
         trust: bool = False,
     ) -> Predictor:
@@ -158,14 +167,12 @@ class Predictor:
         Raises:
             CheckpointError, ConfigError: the message says what to do.
         """
-        if not isinstance(path, str | Path):
-            load = partial(
-                Predictor.from_checkpoint,
-                opts=opts, config=config, score_thresh=score_thresh, rle=rle, trust=trust,
-            )  # fmt: skip
-            return _merge(list(map(load, path)))
-        model, options = _read_model(path, opts, config, trust)
-        return Predictor(model, score_thresh=score_thresh, rle=rle, options=options)
+        paths = [path] if isinstance(path, str | Path) else path
+        models = [_read_model(file, opts, config, trust) for file in paths]
+        return _merge([
+            Predictor(model, score_thresh=score_thresh, rle=rle, options=options)
+            for model, options in models
+        ])  # fmt: skip
 
     @property
     def categories(self) -> list[dict[str, Any]]:
@@ -265,6 +272,9 @@ class Predictor:
 
     def to_prediction(self, detections: Detections, loaded: LoadedImage) -> Prediction:
         """Map the detections of an image to the original image, and paste their masks."""
+        if self._min_scores is not None:
+            min_scores = self._min_scores.to(detections.scores.device)
+            detections = detections[detections.scores >= min_scores[detections.labels]]
         prediction = to_prediction(detections, loaded, self.model, self.rle)
         prediction.options, prediction.threshold = self.image_options, self.score_thresh
         return prediction
@@ -284,13 +294,28 @@ def _read_model(
     return model, build_options(cfg, opts)
 
 
+def _min_scores(
+    thresholds: Mapping[str, float | None], categories: Sequence[dict[str, Any]], default: float
+) -> Tensor:
+    """Return the minimum score of each label, [K + 1]; that of dropped ones is infinite."""
+    names = [category["name"] for category in categories]
+    scores = {name: default if score is None else score for name, score in thresholds.items()}
+    for name, score in scores.items():
+        if name not in names or not 0 <= score <= 1:
+            raise ConfigError(
+                f"threshold of category {name!r} ({score}): it must be a number in 0..1, and the "
+                f"categories of the model are {', '.join(names)}"
+            )
+    return torch.tensor([math.inf, *(scores.get(name, math.inf) for name in names)])
+
+
 def _merge(predictors: Sequence[Predictor]) -> Predictor:
     """Return a predictor with the merged detections of several, and their mean threshold."""
     if len(predictors) < 2:
         return predictors[0]
     detectors = [
         one.detector if isinstance(one.detector, ImageDetector)
-        else ResizingDetector(one.detector, one._options.view)
+        else ResizingDetector(cast(DetectionModel, one.detector), one._options.view)
         for one in predictors
     ]  # fmt: skip
     merged = copy(predictors[0])

@@ -9,13 +9,7 @@ from PIL import Image, ImageDraw
 from pycocotools.cocoeval import COCOeval
 
 from detlite.apps import prediction_writers
-from detlite.apps.prediction_writers import (
-    outlines,
-    to_label_studio,
-    to_labelme,
-    to_pandas,
-    to_supervision,
-)
+from detlite.apps.prediction_writers import to_pandas, to_supervision
 from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
 from detlite.inference.predictor import Prediction, Predictor
@@ -74,41 +68,6 @@ def test_areas_of_rles_need_no_bitmaps(prediction, monkeypatch):
     assert to_pandas(as_rles(prediction))["area"].tolist() == expected
 
 
-def fill(polygon):
-    """Return the pixels whose centers are in a polygon, by the even-odd rule."""
-    y, x = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5
-    inside = np.zeros(SIZE, bool)
-    for (x1, y1), (x2, y2) in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
-        crosses = (y1 > y) != (y2 > y)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            inside ^= crosses & (x < x1 + (y - y1) * (x2 - x1) / (y2 - y1))
-    return inside
-
-
-class TestOutlines:
-    def test_pixels_are_inside_if_their_centers_are(self):
-        y, x = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5
-        radius = np.hypot(y - SIZE[0] / 2, x - SIZE[1] / 2)
-        rings = (radius % 6 < 3) & (radius < 18)
-        rings[20, 30:33] = False
-        random = [np.random.default_rng(0).random(SIZE) < density for density in (0.1, 0.6, 1.0)]
-        for mask in (draw_mask("parts"), rings, *random):
-            inside = np.zeros(SIZE, int)
-            for part in outlines(mask):
-                inside += fill(part)
-            assert (inside == mask).all()
-        assert len(outlines(draw_mask("parts"))) == 3  # the one with a hole is cut into two
-        assert outlines(draw_mask("empty")) == []
-
-    def test_straight_edges_have_no_extra_corners(self):
-        mask = np.zeros(SIZE, bool)
-        mask[10:30, 20:50] = True
-        (part,) = outlines(mask)
-        assert len(part) == 8  # a rectangle with corners cut by half a pixel
-        assert part.min(axis=0).tolist() == [20, 10]
-        assert part.max(axis=0).tolist() == [50, 30]
-
-
 class TestSupervision:
     @pytest.mark.parametrize("rle", [False, True])
     def test_detections(self, prediction, rle):
@@ -133,71 +92,6 @@ class TestSupervision:
         monkeypatch.setitem(sys.modules, "supervision", None)
         with pytest.raises(ConfigError, match=r"pip install 'detlite\[supervision\]'"):
             prediction.to_supervision()
-
-
-class TestLabelMe:
-    @pytest.mark.parametrize("rle", [False, True])
-    def test_masks_are_polygons(self, prediction, rle):
-        content = to_labelme(as_rles(prediction) if rle else prediction, "photo.jpg")
-        assert (content["imageHeight"], content["imageWidth"]) == SIZE
-        assert content["imagePath"] == "photo.jpg"
-        shapes = content["shapes"]
-        assert [(s["label"], s["shape_type"], s["group_id"], s["description"]) for s in shapes] == [
-            *[("tall & thin", "polygon", 0, "0.9000")] * 3,
-            ("cell", "polygon", None, "0.8000"), ("cell", "rectangle", None, "0.2500"),
-        ]  # fmt: skip
-        assert (fill(np.array(shapes[3]["points"])) == draw_mask("one")).all()
-        assert shapes[4]["points"] == [[30, 8], [42, 20]]
-        assert {key for shape in shapes for key in shape} == {
-            "label", "points", "group_id", "description", "shape_type", "flags", "mask",
-        }  # fmt: skip
-
-    def test_keypoints_are_grouped_with_their_object(self, with_keypoints):
-        shapes = to_labelme(with_keypoints, "photo.jpg", ["head"])["shapes"]
-        assert len(shapes) == 9
-        assert [(s["label"], s["shape_type"], s["group_id"]) for s in shapes[3:6]] == [
-            ("cell", "rectangle", 1), ("cell head", "point", 1), ("cell keypoint 2", "point", 1),
-        ]  # fmt: skip
-        assert shapes[4]["points"] == [[10, 8]]
-
-
-class TestLabelStudio:
-    def test_masks_are_polygons_in_percent(self, prediction):
-        task = to_label_studio(prediction, "/data/photo.jpg", "mine")
-        assert task["data"] == {"image": "/data/photo.jpg"}
-        (exported,) = task["predictions"]
-        assert exported["model_version"] == "mine"
-        assert exported["score"] == pytest.approx(0.65)
-        regions = exported["result"]
-        assert [(r["type"], r["from_name"], r["value"][r["type"]]) for r in regions] == [
-            *[("polygonlabels", "masks", ["tall & thin"])] * 3,
-            ("polygonlabels", "masks", ["cell"]), ("rectanglelabels", "boxes", ["cell"]),
-        ]  # fmt: skip
-        assert regions[1]["parentID"] == regions[0]["id"]
-        assert len({region["id"] for region in regions}) == 5
-        assert all((r["original_height"], r["original_width"]) == SIZE for r in regions)
-        points = np.array(regions[3]["value"]["points"]) * [[0.6, 0.4]]
-        assert (fill(points) == draw_mask("one")).all()
-        box = regions[4]["value"]
-        sides = [box[name] for name in ("x", "y", "width", "height")]
-        assert sides == pytest.approx([50, 20, 20, 30])
-
-    def test_keypoints_have_their_object_as_parent(self, with_keypoints):
-        task = to_label_studio(with_keypoints, "a.jpg", keypoint_names=["head", "tail"])
-        regions = task["predictions"][0]["result"]
-        point = regions[2]
-        assert point["type"] == "keypointlabels"
-        assert point["value"]["keypointlabels"] == ["tail"]
-        assert (point["value"]["x"], point["value"]["y"]) == (50, 50)
-        assert point["parentID"] == regions[0]["id"]
-
-    def test_no_detections(self, prediction):
-        none = Prediction(
-            {**prediction, "boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "names": [],
-             "labels": torch.zeros(0), "masks": torch.zeros(0, *SIZE), "category_ids": []}
-        )  # fmt: skip
-        assert to_label_studio(none, "a.jpg")["predictions"][0]["result"] == []
-        assert to_labelme(none, "a.jpg")["shapes"] == []
 
 
 def test_coco_results_can_be_imported_by_fiftyone(prediction):

@@ -12,17 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from detlite.apps.batch_predict.input_names import expand_pages, list_inputs
+from detlite.apps.prediction_files.writer import file_stem
 from detlite.data import DataError
 from detlite.data.images.pixels import DEFAULT_OPTIONS
 from detlite.inference import prediction
-from detlite.inference.inputs import (
-    expand_input,
-    expand_pages,
-    is_video_name,
-    list_inputs,
-    split_page,
-    stem_of,
-)
+from detlite.inference.inputs import expand_input, is_video_name, split_page
 
 
 @pytest.fixture
@@ -120,13 +115,12 @@ def test_lists_that_are_no_regular_files(tmp_path, kind, monkeypatch):
     [
         ("photos/a b.c.jpg", "a b.c"),
         ("https://host/some/pic%2Fture.jpg?size=3#x", "pic_ture"),
-        ("scan.tif#page=2", "scan"),
         ("zip://deep/a.jpg::photos.zip", "a"),
         ("data:image/png;base64,aGk=", "data"),
     ],
 )
 def test_stems(name, stem):
-    assert stem_of(name) == stem
+    assert file_stem({"image": {"id": 7, "file_name": name}}) == f"0007_{stem}"
 
 
 def test_urls_stay_as_they_are(photos):

@@ -15,6 +15,7 @@ from torch import nn
 
 from detlite import Predictor, build_model, optimize
 from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.data import DataError
 from detlite.data.images.pixels import ImageOptions
@@ -410,9 +411,9 @@ def test_a_lower_threshold_than_the_models_applies(kind, tiny_config, image):
         ({"min_size": -5}, "min_size=-5: must be an integer of at least 1"),
         ({"min_size": 0}, "min_size=0"),
         ({"max_size": 99.5}, "max_size=99.5"),
-        ({"score_thresh": 50}, r"score_thresh=50: must be a number in 0\.\.1"),
-        ({"score_thresh": math.nan}, "score_thresh=nan"),
-        ({"score_thresh": "0.5"}, "score_thresh='0.5'"),
+        ({"score_thresh": 50}, r"score threshold 50: must be a number in 0\.\.1"),
+        ({"score_thresh": math.nan}, "score threshold nan"),
+        ({"score_thresh": "0.5"}, "score threshold '0.5'"),
         ({"min_size": True}, "min_size=True"),
     ],
 )
@@ -425,6 +426,22 @@ def test_invalid_values_are_refused(arguments, message):
         InferenceOptions(tile=-1)
     with pytest.raises(ValueError, match="min_size"):
         View(0, 64)
+
+
+def test_thresholds_of_categories(detector, image):
+    everything = Predictor(detector, 48, score_thresh=0.0)(image)
+    low = everything["scores"][everything["labels"] == 2].min().item()
+    for thresh, kept in (
+        ({"2": low}, (everything["labels"] == 2)),
+        ({"2": low, "1": 1.0}, (everything["labels"] == 2)),
+        ({"3": None}, (everything["labels"] == 3) & (everything["scores"] >= 0.2)),
+    ):
+        options = InferenceOptions(View(48, 1333), score_thresh=0.2)
+        found = Predictor(detector, score_thresh=thresh, options=options)(image)
+        assert torch.equal(found["boxes"], everything["boxes"][kept])
+    for wrong in ({"4": 0.5}, {"1": 2}, {"1": math.nan}):
+        with pytest.raises(ConfigError, match=r"threshold of category '.*model are 1, 2, 3"):
+            Predictor(detector, score_thresh=wrong)
 
 
 def test_numbers_of_numpy_are_valid():

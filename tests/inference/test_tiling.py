@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from detlite.apps.prediction_writers import outlines
+from detlite.apps.prediction_files.outlines import outlines
 from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from detlite.apps.drawing.detections import draw_detections
 from detlite.apps.prediction_files.measures import write_label_image
-from detlite.apps.prediction_files.writer import FORMATS, Entry
+from detlite.apps.prediction_files.writer import FORMATS, Entry, file_stem
 from detlite.data.images.formats import open_image
 from detlite.files.atomic_write import atomic_path, make_folder
-from detlite.inference.inputs import is_any_url, stem_of
+from detlite.inference.inputs import is_any_url
 from detlite.inference.predictor import Prediction, Predictor
 
 _DRAWN, _LABEL_IMAGES, _COPIES = FOLDERS = "drawn", "label_images", "images"
 _SUFFIXES = {"jpeg": ".jpg", "png": ".png", "tiff": ".tif"}
-_JPEG_QUALITY, _MAX_STEM = 90, 50
+_JPEG_QUALITY = 90
 
 
 class ImageFiles:
@@ -34,13 +34,8 @@ class ImageFiles:
                 make_folder(options.output / name)
 
     def file(self, folder: str, entry: Entry, suffix: str) -> Path:
-        """Return a file of an image, whose name starts with its id."""
-        image = entry["image"]
-        page = f"_page{image['page']}" if "page" in image else ""
-        name = stem_of(image["file_name"])[:_MAX_STEM]
-        name = "".join(character if character.isprintable() else "_" for character in name)
-        stem = f"{image['id']:04d}_{name}{page}"
-        return Path(self.options.output, folder, f"{stem}{suffix}")
+        """Return a file of an image."""
+        return Path(self.options.output, folder, f"{file_stem(entry)}{suffix}")
 
     def drawn_video(self, name: str, first_id: int) -> Path | None:
         """Return the file of the drawn video, or None if nothing is drawn."""

@@ -14,7 +14,7 @@ from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
 from detlite.files.errors import DataError
 from detlite.inference.inputs import split_page
-from detlite.inference.predictor import Prediction, Predictor
+from detlite.inference.predictor import Prediction, Predictor, Threshold
 from detlite.structures.masks.rotated_box import area, rotated_box
 
 from .prediction_pipeline import predict_stream
@@ -28,7 +28,7 @@ _CHANGEABLE_KEYS = (
 
 def load_predictor(
     weights: str | Sequence[str],
-    threshold: float | None,
+    threshold: Threshold | None,
     opts: Sequence[Any] = (),
     config: str | None = None,
     max_pixels: int | None = None,

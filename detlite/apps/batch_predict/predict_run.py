@@ -9,22 +9,22 @@ from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 
-from tqdm import tqdm
-
 from detlite.apps.optional_packages import import_optional
 from detlite.apps.prediction_files.writer import FORMATS, Entry, ModelInfo
 from detlite.config import ConfigError
 from detlite.engine.run_files import run_lock
 from detlite.errors import one_line
-from detlite.inference.inputs import expand_pages, is_live, list_inputs
+from detlite.files.progress import progress_bar
+from detlite.inference.inputs import is_live, is_video_name
 from detlite.inference.predictor import Predictor
 from detlite.threads import limit_threads
 
 from .image_files import FOLDERS, ImageFiles
+from .input_names import expand_pages, list_inputs
 from .predict_images import load_predictor, predict_images
 from .ray import Predict, ray_entries
 from .resumable_run import ResumableRun, Totals, remove_results
-from .video import is_video, predict_video
+from .video import predict_video
 
 
 def predict(options: Namespace) -> Totals:
@@ -49,7 +49,7 @@ def predict(options: Namespace) -> Totals:
     # Listed after the config, whose IMPORTS may register readers of other image formats.
     names = list_inputs(options.inputs, [options.output / name for name in FOLDERS])
     names = expand_pages(names, predictor.image_options)
-    with_videos = any(map(is_video, names))
+    with_videos = any(map(is_video_name, names))
     if options.track and not with_videos:
         raise ConfigError("--track follows objects through a video, but --input names no video")
     digest = sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()[:16]
@@ -83,16 +83,19 @@ def _predict_all(
 ) -> None:
     """Predict the images and videos that are left."""
     files = ImageFiles(options, predictor)
-    with tqdm(total=len(names), initial=run.finished, unit=" images", disable=None) as bar:
+    total = None if any(map(is_video_name, names)) else len(names)
+    with progress_bar(total=total, initial=run.finished, unit=" images") as bar:
 
         def add(entries: Iterator[Entry]) -> None:
             for entry in entries:
                 if "problem" in entry:
-                    tqdm.write(f"skipped: {one_line(entry['problem'])}", file=sys.stderr)
+                    if sys.stderr.isatty():
+                        bar.clear()
+                    print(f"skipped: {one_line(entry['problem'])}", file=sys.stderr)
                 run.add(entry)
                 bar.update()
 
-        for in_videos, group in groupby(names[run.finished :], is_video):
+        for in_videos, group in groupby(names[run.finished :], is_video_name):
             if not in_videos:
                 images = list(group)
                 ids = range(run.finished + 1, run.finished + 1 + len(images))

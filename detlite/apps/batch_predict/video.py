@@ -22,10 +22,9 @@ from detlite.apps.drawing.detections import draw_detections
 from detlite.apps.optional_packages import import_optional
 from detlite.apps.prediction_files.writer import Entry
 from detlite.config import ConfigError
-from detlite.data.images.formats import image_suffixes
 from detlite.files.errors import DataError
 from detlite.files.reading import check_regular
-from detlite.inference.inputs import is_any_url, is_camera, is_video_name
+from detlite.inference.inputs import is_any_url, is_camera
 from detlite.inference.predictor import Prediction
 
 from .image_files import ImageFiles
@@ -59,7 +58,6 @@ class Video:
     Attributes:
         rate: average frames per second.
         count: number of frames, as stated in the file; 0 if unknown.
-        format: FFmpeg's name of the file format.
 
     Raises:
         DataError: it cannot be read.
@@ -88,7 +86,6 @@ class Video:
         self._aspect = Fraction(stream.sample_aspect_ratio or 1)
         self.rate = Fraction(stream.average_rate or _DEFAULT_RATE)
         self.count: int = stream.frames
-        self.format: str = self._container.format.name
 
     def frames(self) -> Iterator[Frame]:
         """Yield the frames in order; a DataError if the rest cannot be decoded."""
@@ -176,20 +173,6 @@ def build_tracker(frame_rate: float) -> Callable[[Prediction], list[int | None]]
         return ids
 
     return track
-
-
-def is_video(name: str) -> bool:
-    """Return True if a name is that of a video. PyAV tries files with an unknown suffix."""
-    suffix = Path(name).suffix.lower()
-    if is_video_name(name) or is_any_url(name):
-        return is_video_name(name)
-    if suffix in {"", *image_suffixes()} or not Path(name).is_file():
-        return False
-    try:
-        with Video(name) as video:
-            return not video.format.endswith(("_pipe", "image2"))  # FFmpeg's names of images
-    except (DataError, ConfigError):
-        return False
 
 
 def predict_video(files: ImageFiles, name: str, first_id: int) -> Generator[Entry, None, None]:

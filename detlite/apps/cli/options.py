@@ -56,6 +56,19 @@ def weights(text: str, **settings: Any) -> Option:
     return option("--weights", "FILE", text, **settings)
 
 
+def parse_threshold(text: str) -> float | dict[str, float | None]:
+    """Parse a score, "0.5", or scores by category, "car=0.7,bus"."""
+    try:
+        return float(text)
+    except ValueError:
+        rows = [part.rpartition("=") for part in text.split(",")]
+        return {name if sep else last: float(last) if sep else None for name, sep, last in rows}
+
+
+THRESHOLD = option("--threshold", "SCORE", "report detections with at least this score, 0 to 1; or "
+                   "NAME=SCORE,NAME,...: only detections of these categories, with at least their "
+                   "own or the default score (default: the score with the best F1 in training, or "
+                   "0.5)", type=parse_threshold)  # fmt: skip
 TRUST = flag("--trust", "run the code in --weights, if it is a .pt2 file that you trust")
 # How drawings write names. `run_command` applies it.
 FONT = option("--font", "FILE", "TTF, OTF or TTC file for the names in drawings (default: the "

@@ -26,6 +26,7 @@ With a format of labels, images/ has copies of the images, and these files have 
     images/*.json           labelme, and labels.txt with the categories
     tasks.json              label-studio: import them into a project with the labeling configuration
                             labels.xml
+With --format geojson, geojson/*.geojson has the objects of each image for QuPath.
 
 To continue an interrupted run, repeat the command.
 
@@ -36,11 +37,22 @@ you can fix; 130 after Ctrl-C.
 from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
 
-from detlite.apps.cli.options import DEVICE, FONT, OVERRIDES, TRUST, config, flag, option, weights
 from detlite.errors import ConfigError
 
+from .options import DEVICE, FONT, OVERRIDES, THRESHOLD, TRUST, config, flag, option, weights
+
 INTERRUPTED = "interrupted: the same command continues with the remaining images"
-FORMATS = ("results", "csv", "parquet", "measures", "coco", "yolo", "labelme", "label-studio")
+FORMATS = (
+    "results",
+    "csv",
+    "parquet",
+    "measures",
+    "coco",
+    "yolo",
+    "labelme",
+    "label-studio",
+    "geojson",
+)
 
 OPTIONS = (
     weights("checkpoint of detlite or of another framework, or an exported model; the detections "
@@ -50,8 +62,7 @@ OPTIONS = (
     option("--input", "IMAGES", "images and videos: files, folders, globs, zip files, URLs, lists "
            "(.txt, .csv, -), or the number of a camera", dest="inputs", required=True, nargs="+"),
     option("--output", "FOLDER", "output folder", type=Path, required=True),
-    option("--threshold", "SCORE", "report detections with at least this score, 0 to 1 (default: "
-           "the score with the best F1 in training, or 0.5)", type=float, limits=(0, 1)),
+    THRESHOLD,
     option("--batch-size", "N", "number of images of similar size to run together", 1,
            limits=(1, None)),
     option("--threads", "N", "number of threads that read, resize and draw images", 2,
@@ -61,7 +72,8 @@ OPTIONS = (
            "there is room)", action=BooleanOptionalAction),
     option("--format", None, "results, csv, parquet: the detections; measures: a CSV file of "
            "areas, perimeters, intensities and centroids; coco, yolo, labelme, label-studio: "
-           "labels to correct, with copies of the images", "results", choices=FORMATS),
+           "labels to correct, with copies of the images; geojson: objects for QuPath", "results",
+           choices=FORMATS),
     option("--label-images", None, "also write 16-bit label images for ImageJ and napari; each "
            "value is an object", choices=["tiff", "png"]),
     option("--workers", "N", "number of processes of Ray Data, on this or several machines, each "

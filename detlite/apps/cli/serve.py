@@ -12,7 +12,7 @@ requests and exits.
 
 from argparse import Namespace
 
-from detlite.apps.cli.options import DEVICE, OVERRIDES, TRUST, config, option, weights
+from .options import DEVICE, OVERRIDES, THRESHOLD, TRUST, config, option, weights
 
 OPTIONS = (
     weights("checkpoint of detlite or of another framework, or an exported model", required=True),
@@ -20,9 +20,7 @@ OPTIONS = (
     config(),
     option("--host", None, "address to listen on", "127.0.0.1"),
     option("--port", None, "port to listen on; 0: any free port", 8000),
-    option("--threshold", "SCORE", "report detections with at least this score, 0 to 1, unless a "
-           "request has ?threshold= (default: the checkpoint's TEST.SCORE_THRESHOLD, or 0.5)",
-           type=float, limits=(0, 1)),
+    THRESHOLD,
     option("--batch-size", "N", "maximum number of images to predict together", 8,
            limits=(1, None)),
     option("--max-requests", "N", "maximum number of requests waiting or running", 64,

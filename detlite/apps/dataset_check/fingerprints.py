@@ -1,7 +1,6 @@
 """Fingerprints of images, and the search for nearly identical ones in linear time."""
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -11,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from tqdm import tqdm
 
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageSource
 from detlite.files.errors import DataError
+from detlite.files.progress import progress_bar
 
 _MAX_BITS = 3  # differing bits, of 64, between hashes of a rescaled or recompressed image
 _NOISE = 2.0  # of 255: smaller differences of neighbors, as in a dark background, set no bit
@@ -31,12 +30,6 @@ _BIT_COUNTS = np.array([n.bit_count() for n in range(1 << 16)], np.uint8)
 
 # Arrays [N] of this type are fingerprints of images; `known` is False for unreadable ones.
 FINGERPRINT = np.dtype([("known", "?"), ("hash", "u8"), ("thumbnail", "u1", (_SIDE, _SIDE))])
-
-
-def progress(rows: Iterable[Any], name: str, total: int | None = None) -> Any:
-    """Return a progress bar on standard error after a second; rarely updated if that is a file."""
-    interval = 0.1 if sys.stderr.isatty() else 10.0
-    return tqdm(rows, name, total, mininterval=interval, delay=1.0)
 
 
 def fingerprint(image: Tensor) -> tuple[bool, int, np.ndarray]:
@@ -62,7 +55,7 @@ def read_fingerprints(sources: Sequence[ImageSource], options: ImageOptions) -> 
 
     found = np.zeros(len(sources), FINGERPRINT)
     rows = in_threads(read, sources)
-    for number, row in enumerate(progress(rows, "comparing images", len(sources))):
+    for number, row in enumerate(progress_bar(rows, "comparing images", len(sources))):
         found[number] = row
     return found
 

@@ -38,9 +38,10 @@ from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder
 from detlite.data.locations import Location, local_copy
 from detlite.files.errors import DataError, RemoteError
+from detlite.files.progress import progress_bar
 from detlite.structures.categories import CategoryMatch
 
-from .fingerprints import FINGERPRINT, fingerprint, in_threads, progress
+from .fingerprints import FINGERPRINT, fingerprint, in_threads
 from .inspection_report import Defect, Inspection, Row
 
 _OPTIONS = DatasetOptions(train=True, background=True)
@@ -221,7 +222,7 @@ def _inspect_images(result: Inspection, table: AnnotationTable) -> None:
         row = table.image(number)
         return _inspect(result.folder, result.image_options, bool(result.used[number]), row)
 
-    rows = progress(in_threads(read, range(len(table)), _READERS), "images", len(table))
+    rows = progress_bar(in_threads(read, range(len(table)), _READERS), "images", len(table))
     for number, (defects, size, found) in enumerate(rows):
         result.defects += defects
         result.sizes[number], result.prints[number] = size, found
@@ -255,7 +256,7 @@ def _inspect(
 
 def object_warnings(result: Inspection, table: AnnotationTable) -> Iterator[Defect]:
     """Yield duplicate annotations, boxes that do not match their masks, and wrong areas."""
-    for number in progress(range(len(table)), "annotations"):
+    for number in progress_bar(range(len(table)), "annotations"):
         # The stated size of an unreadable image may be wrong, and too large to draw masks.
         size = result.sizes[number].tolist() if result.prints["known"][number] else None
         yield from _object_warnings(result.rows(number), size)

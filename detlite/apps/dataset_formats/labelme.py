@@ -116,7 +116,7 @@ def _read_mask(text: Any, max_pixels: int) -> np.ndarray:
 def _add_keypoint(shapes: list[Shape], point: Shape) -> None:
     """Add a point to the object of its group; a point without an object becomes a bad shape.
 
-    Its label may start with the category of the object, as `to_labelme` writes it.
+    Its label may start with the category of the object, as `detlite predict` writes it.
     """
     owners = [obj for obj in shapes if obj.group is not None and obj.group == point.group]
     owners = [obj for obj in owners if point.category.startswith(f"{obj.category} ")] or owners

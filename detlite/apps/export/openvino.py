@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 
 from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
-from detlite.inference.optimize import ENGINES
 from detlite.modeling.detection_model import DetectionModel
 
 from .exported_program import example_batch
@@ -104,7 +103,6 @@ def arrange(arrangement: Arrangement, values: Iterator[Any]) -> Any:
     raise ValueError(f"invalid arrangement of results {str(arrangement)[:80]!r}")
 
 
-@ENGINES.register("int8")
 def to_openvino(
     model: DetectionModel,
     calibration: Sequence[Tensor] = (),

@@ -1,7 +1,8 @@
-"""Labels for annotation tools and training: COCO, YOLO, LabelMe and Label Studio.
+"""Labels for annotation tools and training: COCO, YOLO, LabelMe, Label Studio and QuPath.
 
-Each format writes copies of the images to the folder `images`, and all categories of the model,
-also those of no object. An object has the polygons of its mask, or else its box, and its keypoints.
+Each format but QuPath's writes copies of the images to the folder `images`, and all categories of
+the model, also those of no object. An object has the polygons of its mask, or else its box, and its
+keypoints. Parts of masks with holes are cut into polygons without holes.
 """
 
 import json
@@ -12,17 +13,18 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
-import torch
 import yaml
 from pycocotools import mask as rle_codec
 
-from detlite.apps.prediction_writers import outlines, to_label_studio, to_labelme
 from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
 from detlite.files.atomic_write import write_file
 from detlite.structures.keypoints import keypoint_names
 from detlite.structures.masks.formats import to_bitmap
 
-from .writer import FORMATS, Entry, ModelInfo, PredictionWriter
+from .outlines import outlines
+from .writer import FORMATS, Entry, PredictionWriter, file_stem
+
+_LABELME_VERSION = "5.5.0"  # version of the file format
 
 
 class _LabelFiles(PredictionWriter):
@@ -33,6 +35,12 @@ class _LabelFiles(PredictionWriter):
     @property
     def points(self) -> list[str]:
         return keypoint_names(list(self.model.categories))
+
+    def keypoints(self, row: Entry) -> list[tuple[str, np.ndarray]]:
+        """Return the name and (x, y) of each keypoint of an object, in continuous coordinates."""
+        points = np.reshape(row.get("keypoints", ()), (-1, 3))[:, :2] + self.model.keypoint_center
+        others = (f"keypoint {k + 1}" for k in range(len(self.points), len(points)))
+        return [*zip((*self.points, *others), points, strict=False)]
 
     def write_text(self, name: str, text: str) -> None:
         write_file(self.folder / name, text.encode(errors="replace"))
@@ -53,12 +61,13 @@ class CocoLabels(_LabelFiles):
 
     def _annotation(self, row: Entry, number: int) -> Entry:
         mask = row.get("segmentation")
+        polygons = (_outlines(row) or [_box(row)]) if mask else []
         annotation = {
             "id": number, "image_id": row["image_id"], "category_id": row["category_id"],
             "bbox": row["bbox"], "iscrowd": 0, "score": row["score"],
             "area": int(rle_codec.area(mask)) if mask else row["bbox"][2] * row["bbox"][3],
             # CVAT requires the field also for boxes without masks.
-            "segmentation": [polygon.ravel().tolist() for polygon in _polygons(row)],
+            "segmentation": [polygon.ravel().tolist() for polygon in polygons],
         }  # fmt: skip
         if points := row.get("keypoints"):
             visible = [2 if k % 3 == 2 else value for k, value in enumerate(points)]
@@ -94,9 +103,8 @@ class YoloLabels(_LabelFiles):
 
     def _values(self, row: Entry, size: tuple[int, int]) -> list[float]:
         points = np.reshape(row.get("keypoints", ()), (-1, 3))
-        polygons = _polygons(row)
-        if polygons and not len(points):
-            return list((_joined(polygons) / size).ravel().tolist())
+        if row.get("segmentation") and not len(points):
+            return list((_joined(_outlines(row) or [_box(row)]) / size).ravel().tolist())
         x, y, w, h = row["bbox"]
         xy = points[:, :2] / size  # as Ultralytics converts COCO's keypoints
         box = [(x + w / 2) / size[0], (y + h / 2) / size[1], w / size[0], h / size[1]]
@@ -113,12 +121,33 @@ class YoloLabels(_LabelFiles):
 
 @FORMATS.register("labelme")
 class LabelMeLabels(_LabelFiles):
-    """Writes images/*.json, and labels.txt with the categories."""
+    """Writes images/*.json, and labels.txt with the categories.
+
+    An object is a polygon for each part of its mask, or else a rectangle, with its score as the
+    description. The shapes of one object share a `group_id`.
+    """
 
     def add(self, entry: Entry) -> None:
-        name = entry["image"]["copy"]
-        content = to_labelme(_prediction(entry, self.model), name, self.points)
-        self.write_text(f"images/{Path(name).with_suffix('.json')}", json.dumps(content))
+        image, shapes = entry["image"], list[Entry]()
+        for number, row in enumerate(_objects(entry)):
+            name = self.model.names[row["category_id"]]
+            parts = [(name, "polygon", polygon) for polygon in _outlines(row)]
+            parts = parts or [(name, "rectangle", _box(row)[::2])]
+            parts += [(f"{name} {point}", "point", xy[None]) for point, xy in self.keypoints(row)]
+            shapes += [
+                {
+                    "label": label, "points": points.tolist(), "shape_type": shape_type,
+                    "group_id": number if len(parts) > 1 else None,
+                    "description": f"{row['score']:.4f}", "flags": {}, "mask": None,
+                }
+                for label, shape_type, points in parts
+            ]  # fmt: skip
+        content = {
+            "version": _LABELME_VERSION, "flags": {}, "shapes": shapes,
+            "imagePath": image["copy"], "imageData": None,
+            "imageHeight": image["height"], "imageWidth": image["width"],
+        }  # fmt: skip
+        self.write_text(f"images/{Path(image['copy']).with_suffix('.json')}", json.dumps(content))
 
     def finish(self, images: Iterable[Entry]) -> None:
         self.write_text("labels.txt", "".join(f"{row['name']}\n" for row in self.model.categories))
@@ -126,18 +155,51 @@ class LabelMeLabels(_LabelFiles):
 
 @FORMATS.register("label-studio")
 class LabelStudioLabels(_LabelFiles):
-    """Writes tasks.json with predictions, and labels.xml, the labeling configuration to choose."""
+    """Writes tasks.json with predictions, and labels.xml, the labeling configuration to choose.
+
+    The controls of the configuration are "boxes", "masks" and "keypoints". The parts and keypoints
+    of an object have its first region as parent.
+    """
 
     outputs: ClassVar[Mapping[str, str]] = {"tasks.json": "["}
 
     def add(self, entry: Entry) -> None:
-        path = quote(f"{self.folder.resolve().name}/images/{entry['image']['copy']}")
-        task = to_label_studio(
-            _prediction(entry, self.model),
-            f"/data/local-files/?d={path}",
-            keypoint_names=self.points,
-        )
+        image, regions = entry["image"], list[Entry]()
+        path = quote(f"{self.folder.resolve().name}/images/{image['copy']}")
+        percent = 100 / np.array([image["width"], image["height"]])
+        for row in _objects(entry):
+            parent: dict[str, str] = {}
+            for control, kind, label, value in self._values(row, percent):
+                region = {
+                    "id": f"region{len(regions)}", "from_name": control, "to_name": "image",
+                    "type": kind, "original_width": image["width"],
+                    "original_height": image["height"], "image_rotation": 0,
+                    "score": row["score"], "value": {**value, kind: [label]},
+                }  # fmt: skip
+                regions.append(region | parent)
+                parent = parent or {"parentID": region["id"]}
+        scores = [row["score"] for row in _objects(entry)]
+        result = {"model_version": "detlite", "score": float(np.mean(scores or [0])),
+                  "result": regions}  # fmt: skip
+        task = {"data": {"image": f"/data/local-files/?d={path}"}, "predictions": [result]}
         self.files[0].write_list([task])
+
+    def _values(
+        self, row: Entry, percent: np.ndarray
+    ) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+        """Yield the control, type, label and value of each region of an object."""
+        name = self.model.names[row["category_id"]]
+        polygons = _outlines(row)
+        for polygon in polygons:
+            value = {"points": (polygon * percent).tolist(), "closed": True}
+            yield "masks", "polygonlabels", name, value
+        if not polygons:
+            x, y, w, h = (np.reshape(row["bbox"], (2, 2)) * percent).ravel().tolist()
+            value = {"x": x, "y": y, "width": w, "height": h, "rotation": 0}
+            yield "boxes", "rectanglelabels", name, value
+        for point, xy in self.keypoints(row):
+            x, y = (xy * percent).tolist()
+            yield "keypoints", "keypointlabels", point, {"x": x, "y": y, "width": 0.5}
 
     def finish(self, images: Iterable[Entry]) -> None:
         self.files[0].write("]")
@@ -153,18 +215,47 @@ class LabelStudioLabels(_LabelFiles):
         self.write_text("labels.xml", "\n".join([*lines, "</View>", ""]))
 
 
+@FORMATS.register("geojson")
+class GeoJsonLabels(_LabelFiles):
+    """Writes geojson/*.geojson for QuPath, in pixels of the image from its upper left corner."""
+
+    copies_images = False
+
+    def add(self, entry: Entry) -> None:
+        names, features = self.model.names, []
+        for row in _objects(entry):
+            closed = [np.concatenate([p, p[:1]]) for p in _outlines(row) or [_box(row)]]
+            features.append({
+                "type": "Feature",
+                "geometry": {"type": "MultiPolygon", "coordinates": [[x.tolist()] for x in closed]},
+                "properties": {
+                    "objectType": "annotation",
+                    "classification": {"name": names[row["category_id"]]},
+                    "measurements": {"score": row["score"]},
+                },
+            })  # fmt: skip
+        content = {"type": "FeatureCollection", "features": features}
+        self.write_text(f"geojson/{file_stem(entry)}.geojson", json.dumps(content))
+
+    def finish(self, images: Iterable[Entry]) -> None:
+        pass
+
+
 def _objects(entry: Entry) -> Iterator[Entry]:
     """Yield the objects; the background, which some models detect, is none."""
     return (row for row in entry["objects"] if row["category_id"] != BACKGROUND_CATEGORY["id"])
 
 
-def _polygons(row: Entry) -> list[np.ndarray]:
-    """Return the polygons [P, 2] of an object's mask; of its box if the mask is empty."""
-    if not (mask := row.get("segmentation")):
-        return []
+def _outlines(row: Entry) -> list[np.ndarray]:
+    """Return the polygons [P, 2] of an object's mask, none without a mask or for an empty one."""
+    mask = row.get("segmentation")
+    return outlines(to_bitmap(mask, *mask["size"]) > 0) if mask else []
+
+
+def _box(row: Entry) -> np.ndarray:
+    """Return the corners [4, 2] of an object's box, from the upper left one clockwise."""
     x, y, w, h = row["bbox"]
-    box = np.array([(x, y), (x + w, y), (x + w, y + h), (x, y + h)])
-    return outlines(to_bitmap(mask, *mask["size"]) > 0) or [box]
+    return np.array([(x, y), (x + w, y), (x + w, y + h), (x, y + h)])
 
 
 def _joined(polygons: list[np.ndarray]) -> np.ndarray:
@@ -172,21 +263,3 @@ def _joined(polygons: list[np.ndarray]) -> np.ndarray:
     start = polygons[0][:1]
     there_and_back = [part for one in polygons[1:] for part in (one, one[:1], start)]
     return np.concatenate([polygons[0], *([start] if there_and_back else []), *there_and_back])
-
-
-def _prediction(entry: Entry, model: ModelInfo) -> Mapping[str, Any]:
-    """Return an entry in the form of a `Prediction`."""
-    rows, image, names = [*_objects(entry)], entry["image"], model.names
-    boxes = torch.tensor([row["bbox"] for row in rows]).reshape(-1, 4)
-    prediction: dict[str, Any] = {
-        "size": (image["height"], image["width"]),
-        "names": [names[row["category_id"]] for row in rows],
-        "scores": torch.tensor([row["score"] for row in rows]),
-        "boxes": torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1),
-    }
-    if masks := [row["segmentation"] for row in rows if "segmentation" in row]:
-        prediction["masks"] = masks
-    if points := [row["keypoints"] for row in rows if "keypoints" in row]:
-        center = torch.tensor([model.keypoint_center, model.keypoint_center, 0.0])
-        prediction["keypoints"] = torch.tensor(points).reshape(len(rows), -1, 3) + center
-    return prediction

@@ -19,7 +19,8 @@ from detlite.files.atomic_write import atomic_open, atomic_path, make_folder
 from .measures import MEASURES
 from .writer import FORMATS, Entry, ModelInfo, PredictionWriter
 
-# Columns of CSV and Parquet with their Parquet types. x, y, width and height are the box in pixels,
+# Columns of CSV and Parquet with their Parquet types. frame and time (in seconds) are those of a
+# video, x, y, width and height the box in pixels,
 # mask the `counts` of a COCO RLE of the image's size, area its number of pixels, rotated_box its
 # smallest rectangle (see `structures.masks.rotated_box`), keypoints x, y, v of each keypoint, and
 # track_id the id of an object tracked through a video.
@@ -28,6 +29,8 @@ COLUMNS = {
     "file_name": "string",
     "image_height": "int32",
     "image_width": "int32",
+    "frame": "int64",
+    "time": "double",
     "category_id": "int64",
     "category": "string",
     "score": "float32",
@@ -43,7 +46,7 @@ COLUMNS = {
 }
 _LISTS = ("rotated_box", "keypoints")  # columns with several numbers
 _LONG = ("mask", "keypoints")  # columns that are not part of measures
-_SUMMARY = ("image_id", "file_name", "image_height", "image_width", "objects",
+_SUMMARY = ("image_id", "file_name", "image_height", "image_width", "frame", "time", "objects",
             "objects_per_megapixel", "mean_width", "mean_height", "area_fraction")  # fmt: skip
 # Rows and images of a Parquet file, which are in memory until it is written.
 _ROWS_PER_FILE, _IMAGES_PER_FILE = 10_000, 1000
@@ -111,7 +114,8 @@ class CsvResults(_Results):
         fraction = sum(areas) / pixels if len(areas) == len(objects) else ""
         sides = [obj["bbox"][2:] for obj in objects]
         means = np.mean(sides, axis=0).tolist() if sides else ["", ""]
-        about = image["id"], cell_text(image["file_name"]), image["height"], image["width"]
+        size = image["height"], image["width"]
+        about = image["id"], cell_text(image["file_name"]), *size, *_moment(image)
         return [*about, total, total * 1e6 / pixels, *means, fraction, *by_category]
 
 
@@ -198,13 +202,18 @@ def to_rows(entry: Entry, names: Mapping[int, str]) -> Iterator[Entry]:
     for label, obj in enumerate(entry.get("objects", ()), start=1):
         mask = obj.get("segmentation")
         values = (
-            image["id"], name, image["height"], image["width"],
+            image["id"], name, image["height"], image["width"], *_moment(image),
             obj["category_id"], valid_text(names[obj["category_id"]]), obj["score"], *obj["bbox"],
             mask and mask["counts"],
             *map(obj.get, ("area", "rotated_box", "keypoints", "track_id")),
         )  # fmt: skip
         row = dict(zip(COLUMNS, values, strict=True))
         yield row | {"label": label} | obj.get("measures", {})
+
+
+def _moment(image: Entry) -> tuple[int | None, float | None]:
+    """Return the frame and time of a frame of a video."""
+    return image.get("frame"), image.get("time")
 
 
 def valid_text(text: str) -> str:

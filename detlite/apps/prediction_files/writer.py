@@ -6,22 +6,27 @@ An entry is a dict {"image": {"id", "file_name", "height", "width"}, "objects": 
 
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
 
 from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
 from detlite.files.atomic_write import open_to_append
 from detlite.files.reading import check_regular
+from detlite.inference.inputs import is_any_url
 from detlite.registry import Registry
 
 Entry = dict[str, Any]
 # All files that a writer may create: those that grow, and patterns of the others. Copies of images
 # and the labels next to them are not listed.
 OUTPUTS = ("results.json", "results.csv", "summary.csv", "annotations.json", "tasks.json")
-OTHER_FILES = ("images.json", "data.yaml", "labels.txt", "labels.xml", "detections/part-*.parquet")
+OTHER_FILES = ("images.json", "data.yaml", "labels.txt", "labels.xml", "detections/part-*.parquet",
+               "geojson/*.geojson")  # fmt: skip
+_MAX_STEM = 50  # characters
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,19 @@ class GrowingFile:
         if not self._stream.closed:
             os.fsync(self._stream.fileno())
             self._stream.close()
+
+
+def file_stem(entry: Entry) -> str:
+    """Return the name of the files of an image without suffix; it starts with the id."""
+    image = entry["image"]
+    name = image["file_name"]
+    if name.startswith("data:"):
+        name = "data"
+    elif is_any_url(name):
+        path = urlsplit(name.partition("::")[0])
+        name = re.sub(r"[^\w.-]", "_", unquote(Path(path.path or path.netloc).name))
+    name = "".join(char if char.isprintable() else "_" for char in Path(name).stem[:_MAX_STEM])
+    return f"{image['id']:04d}_{name}" + (f"_page{image['page']}" if "page" in image else "")
 
 
 def partial_file(file: str | Path) -> Path:
@@ -158,6 +176,6 @@ FORMATS: Registry[type[PredictionWriter]] = Registry(
     "format of predictions",
     on_demand={
         **dict.fromkeys(("results", "csv", "measures", "parquet"), _RESULTS),
-        **dict.fromkeys(("coco", "yolo", "labelme", "label-studio"), _LABELS),
+        **dict.fromkeys(("coco", "yolo", "labelme", "label-studio", "geojson"), _LABELS),
     },
 )

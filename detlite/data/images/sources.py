@@ -40,12 +40,13 @@ class StoredImage(Protocol):
 
 @dataclass(frozen=True)
 class ImageBytes:
-    """The content of an image file, as a StoredImage."""
+    """The content of an image file, as a StoredImage; messages contain `name`."""
 
     data: bytes
+    name: str = "bytes"
 
     def __str__(self) -> str:
-        return "bytes"
+        return self.name
 
     def read_bytes(self) -> bytes:
         return self.data

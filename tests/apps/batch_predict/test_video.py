@@ -20,7 +20,6 @@ from detlite.apps.batch_predict.video import (
     Frame,
     Video,
     build_tracker,
-    is_video,
     predict_video,
     video_writer,
 )
@@ -40,19 +39,6 @@ COUNT = 20
 def position(number: int) -> int:
     """Return the left and top side of the bright 16x16 square in a frame."""
     return 2 * number
-
-
-def test_files_of_other_suffixes_are_videos_if_they_can_be_opened(file, tmp_path):
-    other = file.rename(tmp_path / "square.cam1")
-    assert is_video(str(other))
-    with Video(str(other)) as video:
-        assert len(list(video.frames())) == COUNT
-    text = tmp_path / "notes.cam1"
-    text.write_text("no video")
-    assert not is_video(str(text))
-    Image.new("RGB", (8, 8)).save(tmp_path / "photo", "PNG")
-    (tmp_path / "photo").rename(tmp_path / "photo.weird")
-    assert not is_video(str(tmp_path / "photo.weird"))
 
 
 def draw_frame(number: int) -> Image.Image:
@@ -103,16 +89,6 @@ class SquarePredictor:
 def frame_times(file: Path) -> list[Fraction]:
     with Video(str(file)) as video:
         return [frame.time for frame in video.frames()]
-
-
-def test_names_of_videos(tmp_path, monkeypatch):
-    """Numbers are cameras, unless there is a file or folder of this name."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "2024").mkdir()
-    (tmp_path / "7").touch()
-    suffixes = ("ts", "M2TS", "flv", "3gp", "asf", "ogv")
-    assert all(map(is_video, ("a/b.MP4", "0", "8", *(f"a.{suffix}" for suffix in suffixes))))
-    assert not any(map(is_video, ("a.jpg", "photos", "2024", "7")))
 
 
 def test_written_frames_keep_their_times(file):

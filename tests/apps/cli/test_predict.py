@@ -16,10 +16,9 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from detlite import load_checkpoint
-from detlite.apps.batch_predict import predict_run
+from detlite.apps.batch_predict import input_names, predict_run
 from detlite.data.images import IMAGE_READERS
 from detlite.engine.run_files import run_lock
-from detlite.inference import inputs
 from tests.builders import tiny_config, write_noise, write_weights
 
 Run = Callable[..., int]
@@ -174,7 +173,14 @@ def test_unusable_arguments(weights, photos, tmp_path, error_of, monkeypatch):
         (tmp_path / "no.pth", photos, tmp_path, (), "no.pth: cannot be read"),
         (weights, photos, tmp_path, ("--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (weights, photos, tmp_path, ("--workers", "-1"), "--workers -1: must be at least 1"),
-        (weights, photos, tmp_path, ("--threshold", "1.1"), "--threshold 1.1: must be between 0"),
+        (
+            weights,
+            photos,
+            tmp_path,
+            ("--threshold", "1.1"),
+            "score threshold 1.1: must be a number in 0..1",
+        ),
+        (weights, photos, tmp_path, ("--threshold", "kind 1,no=0.1"), "category 'no' (0.1): it"),
         (weights, empty, tmp_path, (), "empty: the folder contains no images"),
         (weights, photos, tmp_path, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
         (weights, photos, taken, (), f"{taken}: cannot be written to (File exists)"),
@@ -305,7 +311,7 @@ def test_an_image_that_disappears_is_skipped(predict, photos, capsys, monkeypatc
     (photos / "a.png").rename(photos / "a\x1b[31m\n.png")
 
     def list_then_delete(*arguments: Any) -> list[str]:
-        images = inputs.list_inputs(*arguments)
+        images = input_names.list_inputs(*arguments)
         (photos / "a\x1b[31m\n.png").unlink()
         return images
 

@@ -6,12 +6,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import to_coco
-from detlite.apps.prediction_writers import to_labelme
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 from tests.apps.dataset_formats.reading import check_refused, read_set
@@ -189,35 +187,6 @@ def test_keypoints_in_groups(write, tmp_path):
     assert content["annotations"][0]["keypoints"] == [7, 8, 2, 20, 21, 2]
     write(box, shape("tip", [[7, 8]], "point"))
     check_refused(tmp_path, r"shapes\[1\] \(tip\): a point is a keypoint if")
-
-
-def test_files_of_to_labelme_are_read_back(write, tmp_path):
-    masks = torch.zeros(3, 40, 60, dtype=torch.bool)
-    masks[0, 5:20, 5:20] = True
-    masks[0, 10:14, 10:14] = False
-    masks[1, 25:38, 30:50] = masks[1, 5:10, 40:50] = True
-    prediction = {
-        "size": (40, 60), "names": ["ring", "pair", "ring"], "masks": masks,
-        "scores": torch.tensor([0.9, 0.8, 0.7]),
-        "boxes": torch.tensor([[5.0, 5, 20, 20], [30, 5, 50, 38], [1, 1, 4, 4]]),
-        "keypoints": torch.arange(18.0).view(3, 2, 3),
-    }  # fmt: skip
-    write()
-    content = to_labelme(prediction, "a.jpg", ["head", "tail"])
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    coco = read(tmp_path)
-    rows = coco["annotations"]
-    names = {row["id"]: row["name"] for row in coco["categories"]}
-    assert [names[row["category_id"]] for row in rows] == prediction["names"]
-    for row, mask in zip(rows[:2], masks, strict=False):
-        back = to_bitmap(row["segmentation"], 40, 60) > 0
-        assert (back ^ mask.numpy()).sum() <= 0.05 * mask.sum()
-        assert not back[11:13, 11:13].any()
-    assert "segmentation" not in rows[2]
-    assert rows[2]["bbox"] == [1, 1, 3, 3]
-    assert [row["keypoints"] for row in rows] == [
-        [0, 1, 2, 3, 4, 2], [6, 7, 2, 9, 10, 2], [12, 13, 2, 15, 16, 2],
-    ]  # fmt: skip
 
 
 def test_images_in_json_files(write, tmp_path):

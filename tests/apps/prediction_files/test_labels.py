@@ -156,6 +156,38 @@ def test_yolo_has_the_keys_of_ultralytics(write, tmp_path):
     assert (tmp_path / "labels/0002_b.txt").read_text() == ""
 
 
+def test_geojson_of_qupath(write, tmp_path):
+    """See https://qupath.readthedocs.io: closed rings in pixels of the whole image."""
+    for with_masks, counts in ((True, [3, 1]), (False, [1, 1])):
+        write("geojson", with_masks=with_masks)
+        assert len(list((tmp_path / "geojson").iterdir())) == 2
+        content = json.loads((tmp_path / "geojson/0001_a.geojson").read_text())
+        assert content["type"] == "FeatureCollection"
+        polygons = [feature["geometry"]["coordinates"] for feature in content["features"]]
+        assert list(map(len, polygons)) == counts
+        assert all(ring[0] == ring[-1] for (ring, *_) in polygons[0])
+        names = [row["properties"]["classification"]["name"] for row in content["features"]]
+        assert names == NAMES[:2]
+    assert polygons[0] == [[[[5, 3], [25, 3], [25, 28], [5, 28], [5, 3]]]]
+
+
+def test_parts_of_an_object_belong_together(write, tmp_path):
+    write("labelme", WITH_POINTS, with_masks=True, with_points=True)
+    shapes = json.loads((tmp_path / "images/0001_a.json").read_text())["shapes"]
+    kinds = ["polygon"] * 3 + ["point"] * 2 + ["polygon"] + ["point"] * 2
+    assert [shape["shape_type"] for shape in shapes] == kinds
+    assert [shape["group_id"] for shape in shapes] == [0] * 5 + [1] * 3
+    assert {shape["description"] for shape in shapes} == {"0.7500"}
+    write("label-studio", WITH_POINTS, with_points=True)
+    (task, _) = json.loads((tmp_path / "tasks.json").read_text())
+    (box, point, *_) = task["predictions"][0]["result"]
+    sides = [box["value"][name] for name in ("x", "y", "width", "height")]
+    assert sides == pytest.approx([100 * 5 / 60, 7.5, 100 / 3, 62.5])
+    assert (point["value"]["x"], point["value"]["y"]) == pytest.approx((17.5, 21.25))
+    assert point["parentID"] == box["id"]
+    assert task["predictions"][0]["score"] == 0.75
+
+
 def test_label_studio_has_the_documented_form(write, tmp_path):
     """See https://labelstud.io/guide/predictions; regions name controls of the configuration."""
     write("label-studio", WITH_POINTS, with_masks=True, with_points=True)

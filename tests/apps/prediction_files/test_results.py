@@ -56,7 +56,7 @@ def test_csv_has_a_row_for_each_object(write_files, tmp_path):
     assert [row["image_id"] for row in rows] == ["1", "1", "4", "5", "5", "5"]
     assert rows[0] == {
         "image_id": "1", "file_name": 'a "1", "objects": [\n.jpg',
-        "image_height": "4", "image_width": "5",
+        "image_height": "4", "image_width": "5", "frame": "", "time": "",
         "category_id": "7", "category": "cell, round", "score": "0.1",
         "x": "1.5", "y": "2", "width": "3", "height": "4",
         "mask": MASK["segmentation"]["counts"],
@@ -64,6 +64,16 @@ def test_csv_has_a_row_for_each_object(write_files, tmp_path):
         "keypoints": "", "track_id": "",
     }  # fmt: skip
     assert (rows[2]["mask"], rows[2]["keypoints"]) == ("", "1.0 2.5 1.0 3.0 4.0 1.0")
+
+
+def test_csv_has_the_frame_and_time_of_videos(write_files, tmp_path):
+    entry = make_entry(3, 1)
+    entry["image"] |= {"frame": 2, "time": 0.08}
+    write_files("csv", [entry], MODEL)
+    for name in ("results.csv", "summary.csv"):
+        with (tmp_path / name).open(newline="") as lines:
+            (row,) = csv.DictReader(lines)
+        assert (row["frame"], row["time"]) == ("2", "0.08")
 
 
 def test_summary_of_a_model_without_masks(write_files, tmp_path):
