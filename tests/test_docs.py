@@ -23,6 +23,7 @@ PAGES = sorted(
         *(ROOT / name for name in _OUTSIDE),
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "benchmarks").rglob("*.md"),
+        *(ROOT / "projects").rglob("*.md"),
     ]
 )
 _NAMES = {key.name for key in KEYS} | {*NO_EFFECT, *RESTATING}

@@ -3,7 +3,7 @@
 import pytest
 
 # Folders of tests that do not belong to a single module of the package.
-OTHER_FOLDERS = {"benchmarks", "fuzz", "soak", "tools", "wheel"}
+OTHER_FOLDERS = {"benchmarks", "fuzz", "projects", "soak", "tools", "wheel"}
 # Tests of several modules together, by folder.
 CROSS_CUTTING = {
     "apps/serve": {"page"},

@@ -22,7 +22,7 @@ LIMITS = {
     "imports of own modules in functions of the core": 5,
     "imports of own modules for types only": 10,
     "circles of modules": 0,
-    "lines of code that engine.trainer needs": 15_700,
+    "lines of code that engine.trainer needs": 16_400,
     "lines of tests": 51_900,
     "lines of benchmark programs": 3_500,
     "config keys": 225,

@@ -21,13 +21,10 @@ PROGRESS = frozenset({"k", "lr_max", "weight_sum"})
 _TRAINED = "trained"  # y in the state of a parameter while the model has x
 
 
-def build_schedule_free(groups: list[dict[str, Any]], lr: float, solver: CfgNode) -> Optimizer:
-    """Build the optimizer.
+def build_schedule_free(cfg: CfgNode, groups: list[dict[str, Any]]) -> Optimizer:
+    """Build the optimizer of parameter groups, each with its learning rate and weight decay.
 
-    Args:
-        groups: parameter groups, each with its learning rate and weight decay.
-        lr: learning rate of groups without one.
-        solver: SOLVER of the config. y is (1 - MOMENTUM) z + MOMENTUM x.
+    y is (1 - SOLVER.MOMENTUM) z + SOLVER.MOMENTUM x.
 
     Raises:
         ConfigError: the package is not installed.
@@ -38,7 +35,8 @@ def build_schedule_free(groups: list[dict[str, Any]], lr: float, solver: CfgNode
         raise ConfigError(
             "SOLVER.OPTIMIZER ScheduleFreeAdamW needs a package: pip install schedulefree"
         ) from error
-    optimizer: Optimizer = AdamWScheduleFree(groups, lr=lr, betas=(solver.MOMENTUM, 0.999))
+    lr, betas = cfg.SOLVER.BASE_LR, (cfg.SOLVER.MOMENTUM, 0.999)
+    optimizer: Optimizer = AdamWScheduleFree(groups, lr=lr, betas=betas)
     restore_trained_weights(optimizer)
     return optimizer
 

@@ -3,7 +3,8 @@
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,11 +14,17 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
+from detlite.registry import Registry
 
 from .schedule import Duration
 from .schedule_free import build_schedule_free
 
 logger = logging.getLogger(__name__)
+
+# Builders (cfg, parameter groups, each with its learning rate and weight decay) of optimizers.
+BuildOptimizer = Callable[[CfgNode, list[dict[str, Any]]], torch.optim.Optimizer]
+OPTIMIZERS: Registry[BuildOptimizer] = Registry("optimizer")
+OPTIMIZERS.register("ScheduleFreeAdamW")(build_schedule_free)
 
 MAX_WARMUP = 0.1  # fraction of a run whose length is not given in iterations
 _NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, LevelBatchNorm)
@@ -40,16 +47,21 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
         raise ConfigError(
             "the model has no trainable parameters: lower MODEL.BACKBONE.FREEZE_CONV_BODY_AT"
         )
-    lr, momentum = cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM
-    if cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW":
-        return build_schedule_free(groups, lr, cfg.SOLVER)
-    # Fused optimizers are faster. But if the gradient scaler of float16 skips the first step after
-    # an overflow, which is common, torch's fused SGD uses momentum that was never initialized.
-    fused = cfg.DTYPE != "float16"
-    if cfg.SOLVER.OPTIMIZER == "AdamW":
-        return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
-    # FusedSGD, once a class of NVIDIA's apex, is the same.
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
+    return OPTIMIZERS.get(cfg.SOLVER.OPTIMIZER, "SOLVER.OPTIMIZER")(cfg, groups)
+
+
+# Fused optimizers are faster. But if the gradient scaler of float16 skips the first step after an
+# overflow, which is common, torch's fused SGD uses momentum that was never initialized.
+@OPTIMIZERS.register("SGD", "FusedSGD")  # FusedSGD, once a class of NVIDIA's apex, is the same
+def _build_sgd(cfg: CfgNode, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    solver, fused = cfg.SOLVER, cfg.DTYPE != "float16"
+    return torch.optim.SGD(groups, lr=solver.BASE_LR, momentum=solver.MOMENTUM, fused=fused)
+
+
+@OPTIMIZERS.register("AdamW")
+def _build_adamw(cfg: CfgNode, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    solver, betas, fused = cfg.SOLVER, (cfg.SOLVER.MOMENTUM, 0.999), cfg.DTYPE != "float16"
+    return torch.optim.AdamW(groups, lr=solver.BASE_LR, betas=betas, fused=fused)
 
 
 def warn_of_frozen_norms(cfg: CfgNode, model: nn.Module) -> None:

@@ -59,12 +59,20 @@ def optimize(model: DetectionModel, dtype: str = "auto") -> DetectionModel:
                 mixed = torch_dtype != torch.float32
                 done[part] = _MixedPrecision(part, torch_dtype, scores) if mixed else part
         setattr(owner, part_name, done[part])
+    in_parts = {module for part in done.values() for module in part.modules()}
+    others = [m for m in optimized.modules() if m not in in_parts and [*m.parameters(False)]]
+    for layer in others:  # of an own detector; parts convert their inputs themselves
+        layer.register_forward_pre_hook(lambda _, inputs: tuple(map(_to_float32, inputs)))
     return optimized
+
+
+def _to_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _parts(owner: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     for name, child in owner.named_children():
-        if name in PARTS:
+        if name in PARTS and [*child.children()]:
             yield owner, name, child
         else:
             yield from _parts(child)

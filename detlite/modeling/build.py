@@ -12,14 +12,7 @@ from detlite.registry import Registry
 from .allocation_limit import AllocationLimit
 from .detection_model import DetectionModel
 
-META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry(
-    "detector",
-    {
-        "GeneralizedRCNN": "detlite.modeling.rcnn",
-        "RetinaNet": "detlite.modeling.retinanet",
-        "ProposalNetwork": "detlite.modeling.proposal_network",
-    },
-)
+META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry("detector")
 
 
 def build_model(cfg: CfgNode, file_bytes: int | None = None) -> DetectionModel:

@@ -20,7 +20,7 @@ from detlite.structures.padding import RowPacking, gather, top_scores
 
 from .backbone import Backbone, build_backbone
 from .boxes.box_coder import BoxCoder
-from .boxes.losses import BoxLoss
+from .boxes.losses import BoxLoss, build_box_loss
 from .boxes.matcher import IGNORE, Matcher
 from .build import META_ARCHITECTURES
 from .detection_model import DetectionModel
@@ -224,7 +224,7 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
         ),
         alpha=node.LOSS_ALPHA,
         gamma=node.LOSS_GAMMA,
-        box_loss=BoxLoss(node.BOX_LOSS, node.BBOX_REG_BETA, 1 / node.BBOX_REG_WEIGHT),
+        box_loss=build_box_loss(cfg, "RETINANET"),
         score_thresh=node.INFERENCE_TH,
         pre_nms=node.PRE_NMS_TOP_N,
         class_scores="class_scores" in cfg.TEST.EXTRA_OUTPUTS,

@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
-from detlite import build_model
+from detlite import build_model, optimize
 from detlite.config import ConfigError
 from detlite.data import build_dataset
+from detlite.engine.solver import OPTIMIZERS, build_optimizer
 from detlite.evaluation import Results
 from detlite.evaluation.evaluators import build_evaluators
+from detlite.modeling import BOX_LOSSES, POOLERS
+from detlite.ops import pyramid_roi_align
 from detlite.registry import Registry
 from tests.builders import coco_content, coco_detection, coco_object
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "extending.md").read_text(encoding="utf-8")
+DETECTOR_PAGE = (DOCS / "write_a_detector.md").read_text(encoding="utf-8")
 # Module, registry and config key of each row of the table.
 ROWS = re.findall(r"\| `(detlite[\w.]*)\.([A-Z_]+)` \| .*?`([\w.*:]+)`", PAGE)
 PACKAGE = Path(__file__).parents[2] / "detlite"
@@ -39,7 +45,7 @@ INTERNAL = {
     "READERS",
     "SOURCES",
 }
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE + DETECTOR_PAGE, re.DOTALL)
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def run_block(tmp_path):
 
 
 def test_every_block_is_tested_here():
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 6
 
 
 def test_table_lists_every_registry(tiny_config):
@@ -64,7 +70,8 @@ def test_table_lists_every_registry(tiny_config):
     for module, name, key in ROWS:
         listed[id(getattr(importlib.import_module(module), name))] = name
         node = tiny_config()
-        for part in key.replace("ROI_*", "ROI_BOX").split(".") if key.isupper() else ():
+        key = key.replace("ROI_*", "ROI_BOX").replace("*", "RPN")
+        for part in key.split(".") if key.isupper() else ():
             node = getattr(node, part)
     there = {
         id(value): name
@@ -79,7 +86,9 @@ def test_table_lists_every_registry(tiny_config):
     ("text", "opts"),
     [
         ("AveragedAlign", ["MODEL.ROI_BOX_HEAD.POOLER_TYPE", "AveragedAlign"]),
-        ("mobilenet-FPN", ["MODEL.BACKBONE.CONV_BODY", "mobilenet-FPN"]),
+        ('register("mobilenet")', ["MODEL.BACKBONE.CONV_BODY", "mobilenet-FPN"]),
+        ("FocalPredictor", ["MODEL.ROI_BOX_HEAD.PREDICTOR", "Focal"]),
+        ("PointDetector", ["MODEL.META_ARCHITECTURE", "PointDetector", "MODEL.MASK_ON", False]),
     ],
 )
 def test_example_trains_a_step_and_detects(run_block, tiny_config, make_batch, text, opts):
@@ -94,6 +103,50 @@ def test_example_trains_a_step_and_detects(run_block, tiny_config, make_batch, t
     model.static_shapes = False
     assert all(torch.isfinite(loss) for loss in padded.values())
     assert len(model.eval()(images)) == 2
+    assert len(optimize(model, "bfloat16").detect(images)) == 2
+
+
+def test_parts_without_an_example(tiny_config, make_batch, monkeypatch):
+    """Train with a pooler that has parameters, and with an own box loss and optimizer."""
+
+    class ScaledAlign(nn.Module):
+        def __init__(self, cfg, channels):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(channels, 1, 1))
+
+        def forward(self, maps, rois, size, scales, sampling, levels):
+            return self.scale * pyramid_roi_align(
+                maps, rois, size, scales, sampling, aligned=True, levels=levels
+            )
+
+    def distance(boxes, truth):
+        return (boxes - truth).abs().mean(dim=-1)
+
+    def build_adagrad(cfg, groups):
+        return torch.optim.Adagrad(groups, lr=cfg.SOLVER.BASE_LR)
+
+    added = [(POOLERS, ScaledAlign), (BOX_LOSSES, distance), (OPTIMIZERS, build_adagrad)]
+    for registry, builder in added:
+        monkeypatch.setitem(registry._builders, "own", builder)
+    keys = ["MODEL.ROI_BOX_HEAD.POOLER_TYPE", "MODEL.RPN.BOX_LOSS", "MODEL.ROI_BOX_HEAD.BOX_LOSS",
+            "SOLVER.OPTIMIZER"]  # fmt: skip
+    cfg = tiny_config(*(value for key in keys for value in (key, "own")))
+    model = build_model(cfg).train()
+    optimizer = build_optimizer(cfg, model)
+    losses = model(*make_batch(2, 1))
+    sum(losses.values()).backward()
+    optimizer.step()
+    assert isinstance(optimizer, torch.optim.Adagrad)
+    pooler = model.roi_heads.box.feature_extractor.pooler
+    assert (pooler.pool.scale != 1).all()
+
+
+@pytest.mark.parametrize("key", ["SOLVER.OPTIMIZER", "MODEL.RETINANET.BOX_LOSS"])
+def test_unknown_names_name_the_key(tiny_config, key):
+    cfg = tiny_config("MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.MASK_ON", False,
+                      "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", key, "other")  # fmt: skip
+    with pytest.raises(ConfigError, match=f"{re.escape(key)}: unknown .* 'other'; .*known: .*"):
+        build_optimizer(cfg, build_model(cfg))
 
 
 def test_dataset_of_a_table(run_block, tiny_config, tmp_path):

@@ -8,14 +8,14 @@ from detlite.config.key import (
     fraction,
     in_range,
     not_negative,
-    one_of,
     optional_norm,
     positive,
 )
 
 _BOX_LOSS = {
-    Key("BOX_LOSS", "smooth_l1", one_of("smooth_l1", "l1", "giou")): (
-        "box regression loss: on the deltas, or 1 - GIoU of the boxes"
+    Key("BOX_LOSS", "smooth_l1"): (
+        "box regression loss: smooth_l1 or l1 of the deltas, giou (1 - GIoU of the boxes), or a "
+        "registered loss of the boxes"
     ),
 }
 _BOX_WEIGHTS = {

@@ -67,9 +67,9 @@ _MODEL = {
 }
 _BACKBONE = {
     Key("CONV_BODY", "R-50-C4"): (
-        "backbone: R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, ViT-{T,S,B,L,H}-SFP (ViTDet), "
-        "timm/<model> with one of the ResNet endings (-SFP for plain vision transformers), "
-        "MobileNetV3-Large-FPN (torchvision), FBNet, or a registered name"
+        "backbone, a body and a neck: R-{18,34,50,101,152}, timm/<model> or a registered body with "
+        "-C4, -C5, -FPN, -FPN-RETINANET or a registered neck; ViT-{T,S,B,L,H}-SFP (ViTDet), also "
+        "for plain vision transformers of timm; MobileNetV3-Large-FPN (torchvision), FBNet"
     ),
     Key("FREEZE_CONV_BODY_AT", 2, in_range(0, 5)): (
         "number of frozen stages, counted from the stem; the stages of a plain vision transformer "

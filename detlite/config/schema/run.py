@@ -16,9 +16,10 @@ from detlite.config.key import (
 )
 
 _SOLVER = {
-    Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW", "ScheduleFreeAdamW")): (
-        "FusedSGD is the same as SGD. ScheduleFreeAdamW (`pip install schedulefree`) averages the "
-        "weights instead of lowering the learning rate, and needs LR_SCHEDULE constant"
+    Key("OPTIMIZER", "SGD"): (
+        "SGD, FusedSGD (the same), AdamW, ScheduleFreeAdamW or a registered one. ScheduleFreeAdamW "
+        "(`pip install schedulefree`) averages the weights instead of lowering the learning rate, "
+        "and needs LR_SCHEDULE constant"
     ),
     Key("MAX_ITER", 40000, duration, int): (
         "run length in iterations, unless MAX_EPOCHS or MAX_MINUTES is set"

@@ -1,5 +1,6 @@
 """Backbones convert images to feature maps."""
 
-from .build import BACKBONES, Backbone, build_backbone
+from . import necks  # registers them
+from .build import BACKBONES, BODIES, NECKS, Backbone, build_backbone
 
-__all__ = ["BACKBONES", "Backbone", "build_backbone"]
+__all__ = ["BACKBONES", "BODIES", "NECKS", "Backbone", "build_backbone", "necks"]

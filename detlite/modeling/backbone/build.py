@@ -1,6 +1,6 @@
 """Build backbones from the config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,15 +9,12 @@ from torch import nn
 from torch.func import functional_call
 from yacs.config import CfgNode
 
+from detlite.errors import ConfigError
 from detlite.modeling.layers.conv import replace_crashing_convs
-from detlite.modeling.layers.norm import Norm, build_norm, build_optional_norm
+from detlite.modeling.layers.norm import Norm, build_norm
 from detlite.registry import Registry
 
-from .fpn import FPN, P6P7
 from .input_channels import set_input_channels
-
-# Endings of CONV_BODY, and the stages whose maps are used; stage k has stride 2**k.
-ENDINGS = {"C4": (4,), "C5": (5,), "FPN": (2, 3, 4, 5), "FPN-RETINANET": (3, 4, 5)}
 
 
 class Backbone(nn.Sequential):
@@ -60,19 +57,24 @@ class Backbone(nn.Sequential):
         return max(2 * self.strides[-1], getattr(self.body, "min_image_side", 0))
 
 
-BuildBackbone = Callable[[CfgNode], Backbone]
-
-# The modules of the backbones, by their names in CONV_BODY; "timm" stands for all names timm/...
-BACKBONES: Registry[BuildBackbone] = Registry(
+# A bottom-up network that returns maps of the requested strides, finest first, and has the
+# attributes `channels` and `strides` of its maps.
+BuildBody = Callable[[CfgNode, Sequence[int]], Any]
+BODIES: Registry[BuildBody] = Registry(
     "backbone",
     {
-        **{
-            f"R-{depth}-{ending}": "detlite.modeling.backbone.resnet"
-            for depth in (18, 34, 50, 101, 152)
-            for ending in ENDINGS
-        },
-        **{f"ViT-{size}-SFP": "detlite.modeling.backbone.vit" for size in "TSBLH"},
-        "timm": "detlite.modeling.backbone.timm",
+        **{f"R-{depth}": "detlite.modeling.backbone.resnet" for depth in (18, 34, 50, 101, 152)},
+        **{f"ViT-{size}": "detlite.modeling.backbone.vit" for size in "TSBLH"},
+        "timm": "detlite.modeling.backbone.timm",  # all names timm/...
+    },
+)
+# Calls its second argument with the strides of the maps that it needs, which returns the body.
+BuildNeck = Callable[[CfgNode, Callable[[Sequence[int]], Any]], Backbone]
+NECKS: Registry[BuildNeck] = Registry("neck")
+# Networks that are not combined of a body and a neck by name.
+BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry(
+    "backbone",
+    {
         "MobileNetV3-Large-FPN": "detlite.modeling.backbone.mobilenet",
         "FBNet": "detlite.modeling.backbone.fbnet",
     },
@@ -80,16 +82,41 @@ BACKBONES: Registry[BuildBackbone] = Registry(
 
 
 def build_backbone(cfg: CfgNode) -> Backbone:
-    """Build the backbone of MODEL.BACKBONE.CONV_BODY for the channels of INPUT.PIXEL_MEAN."""
+    """Build the backbone of MODEL.BACKBONE.CONV_BODY for the channels of INPUT.PIXEL_MEAN.
+
+    The name is one of `BACKBONES`, or a body and a neck: R-50-FPN.
+    """
     name, channels = cfg.MODEL.BACKBONE.CONV_BODY, len(cfg.INPUT.PIXEL_MEAN)
-    builder = "timm" if name.startswith("timm/") else name
-    backbone = BACKBONES.get(builder, "MODEL.BACKBONE.CONV_BODY")(cfg)
+    key = "MODEL.BACKBONE.CONV_BODY"
+    if name in BACKBONES:
+        backbone = BACKBONES.get(name, key)(cfg)
+    else:
+        body, neck = split_name(name)
+        body = "timm" if body.startswith("timm/") else body
+        if body not in BODIES or neck not in NECKS:
+            raise ConfigError(
+                f"{key}: unknown backbone {name!r}; known are bodies with a neck, such as R-50-FPN "
+                f"(bodies: {', '.join(BODIES.names())}; for timm, timm/<model>; necks: "
+                f"{', '.join(NECKS.names())}), and {', '.join(BACKBONES.names())}. To use your "
+                "own, list its file in IMPORTS"
+            )
+        backbone = NECKS.get(neck)(cfg, partial(BODIES.get(body), cfg))
     if channels != 3:
         set_input_channels(backbone.body, channels)
         backbone.in_channels = channels
         backbone.body.in_channels = channels  # type: ignore[assignment]
     replace_crashing_convs(backbone)
     return backbone
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split a CONV_BODY into body and neck: "R-50-FPN" into "R-50" and "FPN".
+
+    The neck is the longest registered one; it is empty if there is none.
+    """
+    necks = [neck for neck in NECKS.names() if name.endswith(f"-{neck}")]
+    neck = max(necks, key=len, default="")
+    return name.removesuffix(f"-{neck}"), neck
 
 
 def call_with_fake_tensors(module: nn.Module, height: int, width: int) -> Any:
@@ -103,32 +130,6 @@ def call_with_fake_tensors(module: nn.Module, height: int, width: int) -> Any:
         channels = getattr(module, "in_channels", 3)
         images = torch.empty(2, channels, height, width, dtype=dtype)
         return functional_call(module, fake_state, images)
-
-
-def build_with_neck(
-    cfg: CfgNode, bottom_up: nn.Module, channels: list[int], ending: str, dilation: int = 1
-) -> Backbone:
-    """Add an FPN to a network with several maps of `channels`; a single map needs no neck.
-
-    `dilation` is 2 if the last stage is dilated and keeps half its stride.
-    """
-    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
-    if len(channels) == 1:
-        if out_channels not in (None, channels[0]):
-            raise ValueError(
-                f"MODEL.RESNETS.BACKBONE_OUT_CHANNELS is {out_channels}, but "
-                f"{cfg.MODEL.BACKBONE.CONV_BODY} has {channels[0]}: remove the key"
-            )
-        stride = 2 ** ENDINGS[ending][0] // dilation
-        return Backbone(bottom_up, nn.Identity(), channels[0], strides=(stride,), pooled=1)
-    out_channels, top, strides = out_channels or 256, None, (4, 8, 16, 32, 64)
-    if ending == "FPN-RETINANET":
-        from_c5, relu = cfg.MODEL.RETINANET.USE_C5, cfg.MODEL.RETINANET.P7_RELU
-        top = P6P7(channels[-1] if from_c5 else out_channels, out_channels, from_c5, relu)
-        strides = (8, 16, 32, 64, 128)
-    norm = build_optional_norm(cfg, "FPN")
-    neck = FPN(channels, out_channels, norm, cfg.MODEL.FPN.USE_RELU, top)
-    return Backbone(bottom_up, neck, out_channels, strides, pooled=4)
 
 
 def build_body_norm(cfg: CfgNode) -> Norm:

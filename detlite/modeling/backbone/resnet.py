@@ -4,9 +4,8 @@ Shapes: B images, C channels, H x W pixels; stage k (2 to 5) has stride 2**k.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -15,7 +14,7 @@ from detlite.conventions import convention_of
 from detlite.modeling.layers.norm import Norm, freeze_batch_norm
 
 from .activation_checkpointing import checkpoint_activations
-from .build import BACKBONES, ENDINGS, Backbone, build_body_norm, build_with_neck
+from .build import BODIES, build_body_norm
 from .deform import DeformConv3x3
 
 # Blocks in stages res2, res3, res4, res5.
@@ -156,6 +155,8 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.out_stages = out_stages
+        self.channels = [options.channels(stage) for stage in out_stages]
+        self.strides = tuple(2**k // (res5_dilation if k == 5 else 1) for k in out_stages)
         self.checkpoint_activations = checkpoint_activations
         self.stem = Stem(options.stem_channels, options.norm)
         init_convs(self.stem)
@@ -229,17 +230,12 @@ def build_resnet_options(cfg: CfgNode) -> ResNetOptions:
     )
 
 
-def _build_resnet(cfg: CfgNode, ending: str) -> Backbone:
-    options, stages = build_resnet_options(cfg), ENDINGS[ending]
-    dilation = cfg.MODEL.RESNETS.RES5_DILATION if ending == "C5" else 1
+def _build_resnet(cfg: CfgNode, strides: Sequence[int]) -> ResNet:
+    stages = tuple(stride.bit_length() - 1 for stride in strides)
+    dilation = cfg.MODEL.RESNETS.RES5_DILATION if stages == (5,) else 1
     node = cfg.MODEL.BACKBONE
-    bottom_up = ResNet(
-        options, stages, node.FREEZE_CONV_BODY_AT, dilation, node.CHECKPOINT_ACTIVATIONS
-    )
-    channels = [options.channels(stage) for stage in stages]
-    return build_with_neck(cfg, bottom_up, channels, ending, dilation)
+    options = build_resnet_options(cfg)
+    return ResNet(options, stages, node.FREEZE_CONV_BODY_AT, dilation, node.CHECKPOINT_ACTIVATIONS)
 
 
-for _depth in DEPTHS:
-    for _ending in ENDINGS:
-        BACKBONES.register(f"R-{_depth}-{_ending}")(partial(_build_resnet, ending=_ending))
+BODIES.register(*(f"R-{depth}" for depth in DEPTHS))(_build_resnet)

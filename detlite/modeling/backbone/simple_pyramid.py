@@ -1,12 +1,10 @@
 """The simple feature pyramid of ViTDet (Li et al., https://arxiv.org/abs/2203.16527)."""
 
 from torch import Tensor, nn
-from yacs.config import CfgNode
 
 from detlite.modeling.layers.conv_block import conv_block
-from detlite.modeling.layers.norm import Norm, build_norm, build_optional_norm
+from detlite.modeling.layers.norm import Norm
 
-from .build import Backbone
 from .fpn import subsample
 
 
@@ -47,11 +45,3 @@ class SimpleFeaturePyramid(nn.Module):
         parts = zip(self.scale, self.lateral, self.output, strict=True)
         levels = [output(lateral(scale(x))) for scale, lateral, output in parts]
         return [*levels, subsample(levels[-1])]
-
-
-def build_with_simple_pyramid(cfg: CfgNode, body: nn.Module, channels: int) -> Backbone:
-    """Add ViTDet's pyramid to a network with one map of `channels` and stride 16."""
-    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
-    norm = build_optional_norm(cfg, "FPN") or build_norm(cfg, "LN")
-    neck = SimpleFeaturePyramid(channels, out_channels, norm, cfg.MODEL.FPN.USE_RELU)
-    return Backbone(body, neck, out_channels, (4, 8, 16, 32, 64), pooled=4)

@@ -8,7 +8,6 @@ channels, h heads of D channels.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,7 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from .activation_checkpointing import checkpoint_activations
-from .build import BACKBONES, Backbone
-from .simple_pyramid import build_with_simple_pyramid
+from .build import BODIES
 from .windows import from_windows, global_blocks, pad_to_multiple, to_windows
 
 PATCH = 16  # pixels
@@ -165,7 +163,7 @@ class ViT(nn.Module):
         self, channels: int, depth: int, heads: int, image_size: int, options: ViTOptions
     ) -> None:
         super().__init__()
-        self.channels = channels
+        self.channels, self.strides = [channels], (PATCH,)
         self.options = options
         self.min_image_side = options.min_image_side
         projection = nn.Conv2d(3, channels, PATCH, stride=PATCH)
@@ -222,10 +220,15 @@ def build_vit_options(cfg: CfgNode) -> ViTOptions:
     )
 
 
-def _build_vit(cfg: CfgNode, size: str) -> Backbone:
-    body = ViT(*SIZES[size], cfg.MODEL.VIT.IMAGE_SIZE, build_vit_options(cfg))
-    return build_with_simple_pyramid(cfg, body, body.channels)
+def _build_vit(cfg: CfgNode, strides: Sequence[int]) -> ViT:
+    name = cfg.MODEL.BACKBONE.CONV_BODY
+    if tuple(strides) != (PATCH,):
+        raise ValueError(
+            f"MODEL.BACKBONE.CONV_BODY is {name}, but a ViT has only a map of stride {PATCH}: use "
+            "the ending -SFP"
+        )
+    size = SIZES[name.split("-")[1]]
+    return ViT(*size, cfg.MODEL.VIT.IMAGE_SIZE, build_vit_options(cfg))
 
 
-for _size in SIZES:
-    BACKBONES.register(f"ViT-{_size}-SFP")(partial(_build_vit, size=_size))
+BODIES.register(*(f"ViT-{size}" for size in SIZES))(_build_vit)

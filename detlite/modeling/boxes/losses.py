@@ -1,5 +1,6 @@
-"""Losses of boxes: smooth L1, L1 and generalized IoU."""
+"""Losses of boxes: smooth L1, L1, generalized IoU, and registered ones."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
+from detlite.registry import Registry
+
 from .box_coder import BoxCoder
+
+# Functions of predicted and ground truth boxes [..., 4], both xyxy: the loss [...] of each pair.
+BOX_LOSSES: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("box loss")
+BOX_LOSSES.register("giou")(lambda boxes, truth: 1 - generalized_iou(boxes, truth))
+_OF_DELTAS = ("smooth_l1", "l1")
 
 
 @dataclass(frozen=True)
@@ -15,7 +23,8 @@ class BoxLoss:
     """Loss between predicted box deltas and ground truth boxes.
 
     The kinds are "smooth_l1" (Fast R-CNN, https://arxiv.org/abs/1504.08083) or "l1" of the deltas,
-    and "giou" of the boxes: 1 - GIoU, 0 to 2 per box (https://arxiv.org/abs/1902.09630).
+    and those of the boxes: "giou", which is 1 - GIoU, 0 to 2 per box
+    (https://arxiv.org/abs/1902.09630), or a registered one.
     """
 
     kind: str = "smooth_l1"
@@ -34,12 +43,12 @@ class BoxLoss:
         deltas = torch.where(mask, deltas, 0)
         unit_box = torch.arange(4, device=deltas.device) >= 2  # (0, 0, 1, 1)
         boxes, references = (torch.where(mask, x, unit_box) for x in (boxes, references))
-        if self.kind == "giou":
-            loss = 1 - generalized_iou(coder.decode(deltas, references), boxes)
-        else:
+        if self.kind in _OF_DELTAS:
             target = coder.encode(boxes, references)
             beta = self.beta if self.kind == "smooth_l1" else 0.0
             loss = F.smooth_l1_loss(deltas, target, beta=beta, reduction="none").sum(dim=-1)
+        else:
+            loss = BOX_LOSSES.get(self.kind)(coder.decode(deltas, references), boxes)
         return self.weight * torch.where(counted, loss, 0)
 
 
@@ -63,6 +72,10 @@ def _area(low: Tensor, high: Tensor) -> Tensor:
 
 
 def build_box_loss(cfg: CfgNode, section: str) -> BoxLoss:
-    """Build the box loss of MODEL.<section>: "RPN" or "ROI_BOX_HEAD"."""
+    """Build the box loss of MODEL.<section>: "RPN", "RETINANET" or "ROI_BOX_HEAD"."""
     node = cfg.MODEL[section]
+    if node.BOX_LOSS not in _OF_DELTAS:
+        BOX_LOSSES.get(node.BOX_LOSS, f"MODEL.{section}.BOX_LOSS")
+    if section == "RETINANET":
+        return BoxLoss(node.BOX_LOSS, node.BBOX_REG_BETA, 1 / node.BBOX_REG_WEIGHT)
     return BoxLoss(node.BOX_LOSS, node.SMOOTH_L1_BETA, node.BOX_LOSS_WEIGHT)

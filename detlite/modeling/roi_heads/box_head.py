@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
@@ -27,7 +26,7 @@ from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals,
 from detlite.structures.padding import RowPacking, first_valid, gather
 
 from .extractors import Extractor, build_extractor
-from .predictors import build_predictor
+from .predictors import BoxPredictor, build_predictor
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class BoxHead(nn.Module):
     def __init__(
         self,
         extractor: Extractor,
-        predictor: nn.Module,
+        predictor: BoxPredictor,
         box_coder: BoxCoder,
         *,
         box_loss: BoxLoss,
@@ -114,7 +113,7 @@ class BoxHead(nn.Module):
         packing = predictions.packing
         labels = packing.pack(samples.labels)  # [R], -1 for padding
         count = (labels >= 0).sum().clamp(min=1)
-        classifier = F.cross_entropy(predictions.logits, labels, reduction="sum", ignore_index=-1)
+        classifier = self.predictor.classification_loss(predictions.logits, labels).sum()
         foreground = RowPacking(labels[None] > 0, packing.static_shapes)  # among the R rows
         index = foreground.index
         box = self.box_loss(

@@ -19,9 +19,9 @@ from detlite.structures import boxes as box_ops
 
 # Functions that pool RoIs [R, 5] of (image index, xyxy) to S x S, each from the map
 # [B, C, H_l, W_l] of its level: (maps, rois, S, 1 / stride of each map, sampling ratio,
-# levels=int64 [R]).
+# levels=int64 [R]). A module class with such a `forward` is created with (cfg, C).
 PoolFunction = Callable[..., Tensor]
-POOLERS: Registry[PoolFunction] = Registry("pooler")
+POOLERS: Registry[PoolFunction | type[nn.Module]] = Registry("pooler")
 POOLERS.register("ROIAlign")(partial(pyramid_roi_align, aligned=False))
 POOLERS.register("ROIAlignV2")(partial(pyramid_roi_align, aligned=True))
 
@@ -72,8 +72,9 @@ class Pooler(nn.Module):
 def build_pooler(cfg: CfgNode, section: str, backbone: Backbone) -> Pooler:
     """Build the pooler of MODEL.<section> ("ROI_BOX_HEAD", ...) for the pooled levels."""
     node = cfg.MODEL[section]
+    pool = POOLERS.get(node.POOLER_TYPE, f"MODEL.{section}.POOLER_TYPE")
     return Pooler(
-        POOLERS.get(node.POOLER_TYPE, f"MODEL.{section}.POOLER_TYPE"),
+        pool(cfg, backbone.out_channels) if isinstance(pool, type) else pool,
         node.POOLER_RESOLUTION,
         backbone.strides[: backbone.pooled],
         node.POOLER_SAMPLING_RATIO,

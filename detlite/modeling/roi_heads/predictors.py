@@ -5,18 +5,21 @@ regressions per RoI: K, or 2 if class-agnostic. Mask and keypoint maps have M x 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
+from detlite.errors import ConfigError
 from detlite.modeling.layers.conv_block import init_he, init_normal
 from detlite.registry import Registry
 
 # Builders (cfg, C) of modules. Their input is features [R, C, S, S], or also [R, C] for boxes.
 BuildPredictor = Callable[[CfgNode, int], nn.Module]
-# Their outputs: class logits [R, K] and box deltas [R, 4 Q]
-BOX_PREDICTORS: Registry[BuildPredictor] = Registry("box predictor")
+# Their outputs: class logits [R, K] and box deltas [R, 4 Q]. They have a `classification_loss`, see
+# `BoxPredictor`.
+BOX_PREDICTORS: Registry[Callable[[CfgNode, int], Any]] = Registry("box predictor")
 # mask logits [R, K, M, M]
 MASK_PREDICTORS: Registry[BuildPredictor] = Registry("mask predictor")
 # heat map logits [R, keypoints, M, M]
@@ -28,14 +31,24 @@ _REGISTRIES = {
 }
 
 
-def build_predictor(cfg: CfgNode, section: str, in_channels: int) -> nn.Module:
-    """Build the predictor of MODEL.<section>: "ROI_BOX_HEAD", "ROI_MASK_HEAD", ..."""
+def build_predictor(cfg: CfgNode, section: str, in_channels: int) -> Any:
+    """Build the predictor of MODEL.<section>: "ROI_BOX_HEAD", "ROI_MASK_HEAD", ...
+
+    Raises:
+        ConfigError: the name is not registered, or the box predictor has no loss.
+    """
     name, key = cfg.MODEL[section].PREDICTOR, f"MODEL.{section}.PREDICTOR"
-    return _REGISTRIES[section].get(name, key)(cfg, in_channels)
+    predictor = _REGISTRIES[section].get(name, key)(cfg, in_channels)
+    if section == "ROI_BOX_HEAD" and not isinstance(predictor, BoxPredictor):
+        raise ConfigError(f"{key}: {name} must build a subclass of detlite.modeling.BoxPredictor")
+    return predictor
 
 
 class BoxPredictor(nn.Module):
-    """Predicts class logits and box deltas by a fully connected layer each."""
+    """Predicts class logits and box deltas by a fully connected layer each.
+
+    Override `classification_loss` for another loss of the box head.
+    """
 
     def __init__(self, in_channels: int, num_classes: int, num_regressions: int) -> None:
         super().__init__()
@@ -48,6 +61,10 @@ class BoxPredictor(nn.Module):
         """Predict logits [R, K] and deltas [R, 4 Q] from [R, C] or [R, C, S, S]."""
         x = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         return self.cls_score(x), self.bbox_pred(x)
+
+    def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each row, float32 [R], of logits [R, K]; 0 for a label of -1."""
+        return F.cross_entropy(logits, labels, reduction="none", ignore_index=-1)
 
 
 @BOX_PREDICTORS.register("FPNPredictor", "FastRCNNPredictor")

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
-from detlite.modeling.backbone import BACKBONES, Backbone, build_backbone
+from detlite.modeling.backbone import BACKBONES, BODIES, NECKS, Backbone, build_backbone
 from detlite.modeling.build import build_model
 from tests.modeling.family import LOSSES, check_losses
 
@@ -82,12 +82,17 @@ DEFORMABLE = ("MODEL.RESNETS.STAGE_WITH_DCN", (False, False, False, True))
              *DEFORMABLE],
             "DEFORMABLE_GROUPS 3 does not divide the",
         ),
-        (timm_model("test_convnext"), "a backbone of timm is named timm/<model>-FPN"),
+        (timm_model("test_convnext"), "unknown backbone .*timm/<model>; necks: C4, C5, FPN"),
         (
             timm_model("test_convnext-C4"),
             "BACKBONE_OUT_CHANNELS is 16, but timm/test_convnext-C4 has 48",
         ),
         (timm_model("test_convnext-FPN", *SIZES), r"ANCHOR_SIZES is .* has 5 levels"),
+        (["MODEL.BACKBONE.CONV_BODY", "R-50-ABC"], "unknown backbone 'R-50-ABC'"),
+        (
+            ["MODEL.BACKBONE.CONV_BODY", "ViT-T-FPN"],
+            "ViT-T-FPN, but a ViT has only a map of stride 16",
+        ),
         (timm_model("no_such_model-FPN"), "timm .* has no model 'no_such_model'"),
         (
             timm_model("vit_tiny_patch16_224-FPN"),
@@ -124,7 +129,8 @@ def test_invalid_configs(tiny_config, opts, message):
 
 
 def test_every_named_module_registers_its_backbones():
-    assert all(callable(BACKBONES.get(name)) for name in BACKBONES.names())
+    for registry in (BACKBONES, BODIES, NECKS):
+        assert all(callable(registry.get(name)) for name in registry.names())
 
 
 @pytest.mark.parametrize(("dilation", "stride"), [(1, 32), (2, 16)])
@@ -150,6 +156,44 @@ class _OneMap(nn.Module):
 
     def forward(self, x):
         return [self.conv(x)]
+
+
+class _TwoMaps(nn.Module):
+    """A body that returns a map for each requested stride."""
+
+    def __init__(self, strides):
+        super().__init__()
+        self.strides, self.channels = tuple(strides), [8] * len(strides)
+        self.convs = nn.ModuleList(nn.Conv2d(3, 8, 3, side, padding=1) for side in strides)
+
+    def forward(self, x):
+        return [conv(x) for conv in self.convs]
+
+
+def _build_average_neck(cfg, make_body):
+    body = make_body((8, 16))
+    return Backbone(body, nn.Identity(), body.channels[0], body.strides, pooled=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "strides"),
+    [
+        ("own-FPN", (4, 8, 16, 32, 64)),
+        ("own-FPN-RETINANET", (8, 16, 32, 64, 128)),
+        ("own-C5", (32,)),
+        ("own-plain", (8, 16)),
+        ("R-18-SFP", (4, 8, 16, 32, 64)),
+    ],
+)
+def test_bodies_and_necks_combine_by_name(tiny_config, monkeypatch, name, strides):
+    monkeypatch.setitem(BODIES._builders, "own", lambda cfg, strides: _TwoMaps(strides))
+    monkeypatch.setitem(NECKS._builders, "plain", _build_average_neck)
+    keys = ["MODEL.BACKBONE.CONV_BODY", name, "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", None]
+    backbone = build_backbone(tiny_config(*keys))
+    assert backbone.strides == strides
+    levels = backbone(torch.zeros(1, 3, 128, 64))
+    sizes = [(backbone.out_channels, 128 // stride, -(-64 // stride)) for stride in strides]
+    assert [tuple(level.shape[1:]) for level in levels] == sizes
 
 
 @pytest.fixture

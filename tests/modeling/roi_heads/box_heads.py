@@ -12,6 +12,7 @@ from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.box_head import BoxHead
 from detlite.modeling.roi_heads.cascade import RepeatedBoxHead
+from detlite.modeling.roi_heads.predictors import BoxPredictor
 from detlite.structures.instances import Detections, Samples
 
 CLASSES = 3  # with background
@@ -33,6 +34,8 @@ class RoIExtractor(nn.Module):
 
 class LinearPredictor(nn.Module):
     """Predicts different values for each box."""
+
+    classification_loss = BoxPredictor.classification_loss
 
     def __init__(self, regressions: int) -> None:
         super().__init__()

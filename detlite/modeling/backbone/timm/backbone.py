@@ -53,7 +53,7 @@ class TimmBackbone(nn.Module):
             )
         indices = [levels[stride] for stride in strides]
         self.channels = [net.feature_info[index]["num_chs"] for index in indices]
-        self.padding_multiple = strides[-1]
+        self.strides, self.padding_multiple = tuple(strides), strides[-1]
         if freeze_at:
             _freeze(net, name, freeze_at)
         if frozen_norm:

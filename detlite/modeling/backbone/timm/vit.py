@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from yacs.config import CfgNode
 
 from detlite.modeling.backbone.activation_checkpointing import checkpoint_activations
-from detlite.modeling.backbone.build import Backbone
-from detlite.modeling.backbone.simple_pyramid import build_with_simple_pyramid
-from detlite.modeling.backbone.vit import PATCH, ViTOptions, build_vit_options, freeze_layers
+from detlite.modeling.backbone.vit import PATCH, ViTOptions, freeze_layers
 from detlite.modeling.backbone.windows import (
     from_windows,
     pad_to_multiple,
@@ -43,7 +40,7 @@ class TimmViT(nn.Module):
         net.prune_intermediate_layers(1, prune_norm=False)  # removes the head
         _use_device_rope(net)
         self.net = net
-        self.channels = net.embed_dim
+        self.channels, self.strides = [net.embed_dim], (PATCH,)
         self.options = options
         self.min_image_side = options.min_image_side
         self.windows = options.windows(len(net.blocks))
@@ -173,9 +170,3 @@ def _check_plain(net: Any, name: str) -> None:
             f"MODEL.BACKBONE.CONV_BODY: timm's {name} has patches of {side} pixels, but -SFP "
             f"needs patches of {PATCH}: use a patch{PATCH} model"
         )
-
-
-def build_timm_vit(cfg: CfgNode, name: str) -> Backbone:
-    """Build the backbone of timm's plain transformer `name` with ViTDet's pyramid."""
-    body = TimmViT(name, build_vit_options(cfg))
-    return build_with_simple_pyramid(cfg, body, body.channels)

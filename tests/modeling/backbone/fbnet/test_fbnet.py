@@ -205,8 +205,8 @@ def test_invalid_configs(tiny_config, opts, message):
 def test_package_is_imported_on_demand():
     code = (
         "import sys, detlite.inference.predictor, detlite.engine.trainer\n"
-        "from detlite.modeling.backbone import BACKBONES\n"
-        "BACKBONES.get('R-50-FPN', '')\n"
+        "from detlite.modeling.backbone import BACKBONES, BODIES\n"
+        "BODIES.get('R-50', '')\n"
         "assert 'detlite.modeling.backbone.fbnet' not in sys.modules\n"
         "BACKBONES.get('FBNet', '')\n"
     )
