@@ -22,14 +22,15 @@ from detlite.data.images.pixels import build_image_options
 from detlite.distributed import all_gather_objects, is_main, world_size
 
 from . import time_budget
-from .dataset_facts import Choice, DatasetFacts, Values, is_retinanet
+from .dataset_facts import BASE, Choice, DatasetFacts, Values, is_retinanet
 from .rules import RULES, TRAINING_RULES, Rule, choose
 from .simulation import simulate
 from .statistics import compute_statistics
 
-ConfigTimer = Callable[[CfgNode], float]  # returns the seconds of a training step
+# Returns the seconds of a training step, measured for about a number of seconds.
+ConfigTimer = Callable[[CfgNode, float], float]
 Progress = Callable[[str], None]
-# A config, the choices that led to it, and the facts, which include the model that fits the time.
+# A config, the choices that led to it, and the facts, which include what fits the time.
 Derived = tuple[CfgNode, list[Choice], DatasetFacts]
 
 _logger = logging.getLogger(__name__)
@@ -91,11 +92,12 @@ def config_by_data(
 ) -> Derived:
     """Return the config that the rules choose, adapted to overrides.
 
-    With SOLVER.MAX_MINUTES in `opts`, in a single process, the model is chosen by timing steps.
+    With SOLVER.MAX_MINUTES in `opts`, in a single process, the batch and the image size are chosen
+    by timing steps.
     """
 
-    def build(facts: DatasetFacts, choices: Sequence[Choice]) -> CfgNode:
-        return config_from(_values(choices, opts), _SOURCE, opts, facts.base)
+    def build(choices: Sequence[Choice]) -> CfgNode:
+        return config_from(_values(choices, opts), _SOURCE, opts, BASE)
 
     values = overridden_values(load_config(None, opts), opts)
     return _derive(facts, values, RULES, build, timer, progress)
@@ -123,11 +125,11 @@ def config_by_weights(
     if len(train.keypoints) != keypoints or not facts.keypoints:
         content["MODEL.KEYPOINT_ON"] = False
 
-    def build(_: DatasetFacts, choices: Sequence[Choice]) -> CfgNode:
+    def build(choices: Sequence[Choice]) -> CfgNode:
         cfg = config_from(content | _values(choices, opts), checkpoint.path, opts)
         return apply_convention(cfg, checkpoint)
 
-    start = build(facts, [])
+    start = build([])
     log_assumptions(start, checkpoint, opts)
     # All keys, because a converted checkpoint has only the non-default keys.
     values = {key: value for key, value in flatten(start) if key.startswith(_MODEL_SECTIONS)}
@@ -146,13 +148,16 @@ def _derive(
     facts: DatasetFacts,
     values: Values,
     rules: Sequence[Rule],
-    build: Callable[[DatasetFacts, Sequence[Choice]], CfgNode],
+    build: Callable[[Sequence[Choice]], CfgNode],
     timer: ConfigTimer,
     progress: Progress,
 ) -> Derived:
-    facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress, rules)
+    def step_timer(choices: Sequence[Choice], seconds: float) -> float:
+        return timer(build(choices), seconds)
+
+    facts = time_budget.fit_to_minutes(facts, values, step_timer, progress, rules)
     choices = choose(facts, values, rules)
-    cfg = build(facts, choices)
+    cfg = build(choices)
     progress(simulate(cfg, facts))
     return cfg, choices, facts
 

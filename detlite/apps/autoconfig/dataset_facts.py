@@ -11,13 +11,15 @@ from detlite.apps.doctor.machine import Resources, plural
 
 from .statistics import DatasetStatistics
 
+BASE = "_base_/from_scratch_fpn.yaml"  # the config that the choices extend
+
 
 @dataclass(frozen=True)
 class DatasetFacts:
     """Facts about the data and the machine that the rules use.
 
     Attributes:
-        small: use the model of `_base_/small_fpn.yaml`.
+        single_images: train on one image per step, because the time allows few steps.
         shrink: factor of the image size that suits the objects.
         minutes: time limit of the training, and a sentence about the timing; None: no limit.
         step_seconds: duration of a training step, if it was timed.
@@ -28,17 +30,12 @@ class DatasetFacts:
     train: DatasetStatistics
     val: DatasetStatistics | None
     machine: Resources
-    small: bool = False
+    single_images: bool = False
     shrink: float = 1.0
     minutes: tuple[float, str] | None = None
     step_seconds: float | None = None
     processes: int = 1
     own_backbone: bool = False
-
-    @property
-    def base(self) -> str:
-        """Config that the choices extend."""
-        return "_base_/small_fpn.yaml" if self.small else "_base_/from_scratch_fpn.yaml"
 
     @property
     def sets(self) -> list[DatasetStatistics]:

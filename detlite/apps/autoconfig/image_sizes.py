@@ -11,7 +11,7 @@ _STEP = 32  # pixels: network inputs are padded to multiples of it
 _OBJECT_SIDE = 28  # pixels that a small object should have: seven cells of the finest feature map
 _MAX_ENLARGEMENT = 2.0
 _MIN_SIZE = 256
-_MIN_OBJECT_SIDE, _MIN_SHRUNK_SIZE = 14, 192  # in a short training, and of its images
+_MIN_OBJECT_SIDE, _MIN_SHRUNK_SIZE = 14, 128  # in a short training, and of its images
 _MAX_SIZE = {"cpu": 640, "gpu": 800}
 # Side of the network input for a tile. A side of a tile has room for _TILE_OBJECTS large objects.
 # Tiles are used if they increase the scale by _TILE_GAIN, and if the short side of the images is at

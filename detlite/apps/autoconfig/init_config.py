@@ -14,7 +14,7 @@ from detlite.threads import limit_threads
 
 from . import time_budget
 from .configs import derive_config
-from .dataset_facts import Choice, DatasetFacts
+from .dataset_facts import BASE, Choice, DatasetFacts
 from .yaml_text import config_text, dataset_choices
 
 
@@ -43,7 +43,6 @@ def init_config(options: Namespace, log: Callable[[str], None]) -> str:
         reason = "keep what the heads know of categories with the same name"
         fixed.append(Choice("MODEL.REINIT_HEADS", True, reason))
     if options.minutes:
-        log("timing training steps on this machine, at most two minutes")
         fixed.append(Choice("SOLVER.MAX_MINUTES", options.minutes))
     if weights or options.minutes:
         limit_threads()
@@ -69,7 +68,7 @@ def init_config(options: Namespace, log: Callable[[str], None]) -> str:
         defaults = dict(flatten(load_config(None)))
         keys = [key for key in values if values[key] != defaults[key]]
     written = [Choice(key, values[key], reasons.get(key, "")) for key in keys]
-    return config_text(written, facts.summary, "" if weights else facts.base)
+    return config_text(written, facts.summary, "" if weights else BASE)
 
 
 def _heads_without_evaluation(facts: DatasetFacts) -> list[str]:

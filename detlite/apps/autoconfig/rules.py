@@ -1,7 +1,7 @@
 """Derive config keys and their reasons from the data and the machine: one table of rules.
 
 A rule applies if its condition is true for the facts and the values chosen so far. Other keys keep
-their values in the config `DatasetFacts.base`.
+their values in the config BASE.
 """
 
 import math
@@ -32,6 +32,9 @@ _MAX_PROPOSALS, _MAX_DETECTIONS = 1000, 2000
 # images (Gupta et al., 2019). With 135 images, a limit of half of them (67) was best
 # (docs/training.md).
 _COMMON_IMAGES, _COMMON_FRACTION = 60, 0.5
+# Images without an upright direction have objects at half of the height, as high as wide, and as
+# bright above as below, on average.
+_MAX_HEIGHT, _MAX_LOG_RATIO, _MAX_TOP = 0.05, 0.2, 0.045
 _LOADING_FRACTION = 0.1  # of a step, above which a process loads images
 
 
@@ -101,19 +104,25 @@ def _bad_annotations(facts: DatasetFacts, values: Values) -> Reasoned | None:
 
 
 def _vertical_flips(facts: DatasetFacts, _: Values) -> Reasoned | None:
+    """Choose vertical flips if objects and brightness show with certainty no upright direction."""
     train = facts.train
     centers = train.boxes[:, 1] + train.boxes[:, 3] / 2
-    height = float((centers / train.sizes[train.owners, 0]).mean())
-    ratio = float(np.exp(np.log(train.ratios).mean()))
-    brighter = train.top_bottom
-    upright = abs(height - 0.5) > 0.025 or abs(math.log(ratio)) > 0.15 or abs(brighter) > 0.045
-    if upright or train.keypoints:
+    heights = train.mean_per_image(centers / train.sizes[train.owners, 0])
+    ratios = train.mean_per_image(np.log(train.ratios))
+    measures = (heights - 0.5, _MAX_HEIGHT), (ratios, _MAX_LOG_RATIO), (train.top_bottom, _MAX_TOP)
+    if train.keypoints or any(_bound(values) > limit for values, limit in measures):
         return None
     return 0.5, (
-        f"the images have no visible upright direction: objects are at {height:.0%} of the "
-        f"height on average and {ratio:.2f} times as high as wide, and the upper half of "
-        f"images is {brighter:+.1%} brighter; set 0 if the direction matters"
+        f"the images have no visible upright direction: objects are at {heights.mean():.0%} of the "
+        f"height on average and {np.exp(ratios.mean()):.2f} times as high as wide, and the upper "
+        f"half of images is {train.top_bottom.mean():+.1%} brighter; set 0 if the direction matters"
     )
+
+
+def _bound(values: np.ndarray) -> float:
+    """Return a number that the mean of such values hardly exceeds: two standard errors more."""
+    error = 2 * values.std() / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return float(abs(values.mean()) + error)
 
 
 def _has_few_images(facts: DatasetFacts, _: Values) -> bool:
@@ -154,7 +163,7 @@ def _keypoint_head(facts: DatasetFacts, values: Values) -> bool:
 
 
 def _narrow(facts: DatasetFacts, _: Values) -> bool:
-    return not facts.machine.gpu and not facts.small
+    return not facts.machine.gpu
 
 
 def _categories(facts: DatasetFacts, _: Values) -> Reasoned:
@@ -332,13 +341,10 @@ _MODEL = (
          "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.0,
          "no keypoint names are known to be left and right, so images are not mirrored; name pairs "
          "in DATASETS.KEYPOINT_FLIP_PAIRS to allow it"),
-    # The small model is for fast predictions.
-    Rule(lambda f, v: _rcnn(f, v) and not f.small and not v.get("MODEL.ROI_HEADS.CASCADE_IOUS"),
+    Rule(lambda f, v: _rcnn(f, v) and not v.get("MODEL.ROI_HEADS.CASCADE_IOUS"),
          "MODEL.ROI_BOX_HEAD.PASSES", 2,
          "train and apply the box head a second time, on the boxes that it predicted: more box AP "
          "on all measured datasets. Set 1 if fast predictions matter more"),
-    Rule(lambda f, v: f.small and v.get("MODEL.KEYPOINT_ON"),
-         "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", [96] * 4, "the width of the feature pyramid"),
     Rule(_narrow, "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 128,
          "half of the usual width: on a CPU, the pyramid and the heads take most of the time"),
     Rule(_narrow, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 512, "half of the usual width"),

@@ -44,8 +44,8 @@ class DatasetStatistics:
         problems: by (with masks, with keypoints): the number of annotations and images that the
             loader would refuse for such a model, and the first problem.
         decoding: median seconds to read an image on one core, from a sample.
-        top_bottom: mean brightness of the upper half of images minus the lower half, -1 to 1, from
-            the sample.
+        top_bottom: brightness of the upper half of each image of the sample minus the lower half,
+            -1 to 1, float64 [S].
         empty: number of images without annotations.
         tiles: number of tiles of images with objects, and of whole images trained next to them; 0
             if the images are not divided.
@@ -64,7 +64,7 @@ class DatasetStatistics:
     keypoint_objects: int
     problems: Mapping[tuple[bool, bool], tuple[int, str]]
     decoding: float
-    top_bottom: float
+    top_bottom: np.ndarray
     empty: int = 0
     tiles: int = 0
     keypoint_pairs: Sequence[list[str]] = ()
@@ -89,6 +89,11 @@ class DatasetStatistics:
     def ratios(self) -> np.ndarray:
         """height / width of each object, float64 [N]."""
         return self.boxes[:, 3] / self.boxes[:, 2]
+
+    def mean_per_image(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean of values [N] of the objects of each image that has some, float64."""
+        counts = self.per_image
+        return np.bincount(self.owners, values, len(counts))[counts > 0] / counts[counts > 0]
 
     def tiled(self, side: int) -> "DatasetStatistics":
         """Return the statistics of tiles of this side without overlap, and of whole images.
@@ -214,8 +219,8 @@ def _count(
     return [(name, len(x), len(np.unique(x))) for name, x in zip(names, images, strict=True)]
 
 
-def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple[float, float]:
-    """Return median seconds and mean brightness difference of images spread over the list."""
+def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple[float, np.ndarray]:
+    """Return median seconds and the brightness differences of images spread over the list."""
     times, differences = [], []
     for file in spread(files):
         start = time.perf_counter()
@@ -228,7 +233,7 @@ def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple
         if half:
             upper, lower = image[:, :half], image[:, -half:]
             differences.append((upper.float().mean() - lower.float().mean()).item() / 255)
-    return float(np.median(times or [0.0])), float(np.mean(differences or [0.0]))
+    return float(np.median(times or [0.0])), np.array(differences or [0.0])
 
 
 def _keypoint_pairs(category: Mapping[str, Any]) -> list[list[str]]:

@@ -1,18 +1,18 @@
-"""Time training steps, and choose a model and an image size that fit into a number of minutes.
+"""Time training steps, and choose a batch and an image size that fit into a number of minutes.
 
-The candidates are timed from the largest to the fastest. The first one that can do half of the
-recommended steps (`training_steps.recommended_steps`) is chosen, or else the last one. Images
-shrink before the model does: in 5 and in 15 minutes, more epochs on smaller images had the same or
-better results (docs/training.md). They do not shrink below the size that the objects need.
+The number of steps decides short trainings. If half of the recommended steps
+(`training_steps.recommended_steps`) do not fit into the time, each step trains on one image, and
+images shrink until they do, but not below the size that the objects need. In 5 and in 15 minutes,
+more epochs on smaller images had the same or better results (docs/training.md).
 """
 
 import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from yacs.config import CfgNode
@@ -26,32 +26,48 @@ from detlite.engine.train_step import TrainStep
 from detlite.modeling import build_model
 from detlite.modeling.optimize_for_training import optimize_for_training
 
-from .dataset_facts import Choice, DatasetFacts, Values, backbone_is_fixed
+from .dataset_facts import Choice, DatasetFacts, Values
 from .rules import RULES, Rule, choose
-from .training_steps import MIN_FRACTION, recommended_steps
+from .training_steps import MIN_FRACTION, input_pixels, recommended_steps
 
 _MIN_IMAGES = 8  # because image sizes and the number of objects vary
-_MAX_SECONDS = 15.0  # after which no further step is timed
-_MAX_TIMING_SECONDS = 60.0  # after which only the last candidate is still timed
-# (use the small model, factor on the image size)
-_CANDIDATES = ((False, 1.0), (False, 0.75), (True, 0.75), (True, 0.5))
+_TIMING_FRACTION, _MAX_TIMING = 0.1, 60.0  # of the minutes; seconds
+_SHRINK = (1.0, 0.75, 0.5)  # factors on the image size
 
 _logger = logging.getLogger(__name__)
 
-# Returns the seconds of a training step.
-StepTimer = Callable[[DatasetFacts, Sequence[Choice]], float]
+# Returns the seconds of a training step, measured for about the seconds of the last argument.
+StepTimer = Callable[[Sequence[Choice], float], float]
 
 
-def _candidates(facts: DatasetFacts, values: Values) -> Iterator[tuple[str, DatasetFacts]]:
-    """Yield candidates with their descriptions, from the largest to the fastest."""
-    # The small model has no other pretrained weights than the installed ones.
-    has_small = facts.machine.pretrained and not backbone_is_fixed(values)
-    fixed_size = not values.keys().isdisjoint({"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"})
-    models = [(small and has_small, 1.0 if fixed_size else shrink) for small, shrink in _CANDIDATES]
-    for small, shrink in dict.fromkeys(models):
-        name = "the small model" if small else "the model"
-        size = "" if shrink == 1 else f" with images of {shrink:g} times their side"
-        yield name + size, replace(facts, small=small, shrink=shrink)
+class _Candidate(NamedTuple):
+    """A batch size and image size: their facts, choices, and pixels per step."""
+
+    facts: DatasetFacts
+    choices: list[Choice]
+    values: dict[str, Any]
+    pixels: float
+
+    def __str__(self) -> str:
+        batch, size = (self.values[k] for k in ("SOLVER.IMS_PER_BATCH", "INPUT.MIN_SIZE_TEST"))
+        return f"{batch} image{'s' * (batch > 1)} of {size} pixels per step"
+
+
+def _candidates(facts: DatasetFacts, values: Values, rules: Sequence[Rule]) -> list[_Candidate]:
+    """Return the candidates, from the largest to the fastest."""
+    shrinks = _SHRINK
+    if not values.keys().isdisjoint({"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"}):
+        shrinks = (1.0,)
+    found: dict[str, _Candidate] = {}
+    for single, shrink in ((False, 1.0), *((True, shrink) for shrink in shrinks)):
+        candidate = replace(facts, single_images=single, shrink=shrink)
+        choices = choose(candidate, values, rules)
+        all_values = {choice.key: choice.value for choice in choices} | dict(values)
+        adapted = candidate.adapted(all_values)
+        pixels = all_values["SOLVER.IMS_PER_BATCH"] * input_pixels(adapted, all_values)
+        one = _Candidate(candidate, choices, all_values, pixels)
+        found.setdefault(str(one), one)  # the objects may need the size of a previous one
+    return [*found.values()]
 
 
 def fit_to_minutes(
@@ -65,75 +81,70 @@ def fit_to_minutes(
     """Return facts from which `choose` derives a config for SOLVER.MAX_MINUTES of training.
 
     `values` are the keys that are already decided. Without SOLVER.MAX_MINUTES among them, or with
-    several processes, the facts are unchanged. `progress` is called with a line of text after each
-    candidate. Raises ConfigError if no candidate fits into the memory of the GPU.
+    several processes, the facts are unchanged. The fastest candidate is timed, and the largest one
+    if that does not take too long; times of the others follow from the pixels of a step. `progress`
+    is called with lines of text. Raises ConfigError if no candidate fits into the GPU memory.
     """
     minutes = values.get("SOLVER.MAX_MINUTES")
     if not minutes or facts.processes > 1:
         return facts
-    start = clock()
-    results, sizes = list[str](), set[tuple[bool, Any]]()
-    chosen: DatasetFacts | None = None
-    described = list(_candidates(facts, values))
-    for name, candidate in described:
-        is_last = name == described[-1][0]
-        if chosen and not is_last and clock() - start > _MAX_TIMING_SECONDS:
-            continue
-        choices = choose(candidate, values, rules)
-        all_values = {choice.key: choice.value for choice in choices} | dict(values)
-        tried = candidate.small, all_values.get("INPUT.MIN_SIZE_TEST")
-        if tried in sizes:  # the objects need this size
-            continue
-        sizes.add(tried)
+    limit = min(_TIMING_FRACTION * 60 * minutes, _MAX_TIMING)
+    progress(f"timing training steps on this machine, for about {limit:.0f} seconds")
+    candidates, start = _candidates(facts, values, rules), clock()
+    fastest, largest = candidates[-1], candidates[0]
+    try:
+        seconds = step_timer(fastest.choices, limit / 2)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{fastest} do not fit into the GPU memory: stop other programs that use the GPU, or "
+            "train on the CPU with CUDA_VISIBLE_DEVICES set to an empty value"
+        ) from error
+    per_pixel = seconds / fastest.pixels
+    left = limit - (clock() - start)
+    if largest.pixels > fastest.pixels and 2 * per_pixel * largest.pixels <= left:
         try:
-            seconds = step_timer(candidate, choices)
+            longest = step_timer(largest.choices, left)
+            per_pixel = max(longest - seconds, 0) / (largest.pixels - fastest.pixels)
         except torch.OutOfMemoryError:
-            results.append(f"{name}: too large for the GPU memory")
-            progress(results[-1])
-            continue
-        chosen = replace(candidate, step_seconds=seconds)
-        recommended, _ = recommended_steps(chosen, all_values)
-        possible = int(minutes * 60 / seconds)
-        results.append(f"{name}: {seconds:.2g} seconds per step, {possible} of {recommended} steps")
-        progress(results[-1])
+            progress(f"{largest}: too large for the GPU memory")
+            candidates = candidates[1:]
+    lines = []
+    for chosen in candidates:
+        step = seconds + per_pixel * (chosen.pixels - fastest.pixels)
+        recommended, _ = recommended_steps(chosen.facts.adapted(chosen.values), chosen.values)
+        possible = int(minutes * 60 / step)
+        lines.append(f"{chosen}: {step:.2g} seconds, {possible} of {recommended} recommended steps")
         if possible >= MIN_FRACTION * recommended:
             break
-    if chosen is None:
-        raise ConfigError(
-            f"no model fits into the GPU memory ({'; '.join(results)}): stop other programs that "
-            "use the GPU, or train on the CPU with CUDA_VISIBLE_DEVICES set to an empty value"
-        )
-    timed = f"Timed on this machine, where half of the steps are enough: {'; '.join(results)}"
-    if possible < MIN_FRACTION * recommended:
-        needed = math.ceil(MIN_FRACTION * recommended * seconds / 60)
-        short = (
-            f"{minutes:g} minutes are short: about {possible} of {recommended} recommended steps. "
-            f"The images are not made smaller, because the objects need their size; {needed} "
-            "minutes allow half of the steps"
-        )
-        progress(short)
-        timed += f". {short}"
-    return replace(chosen, minutes=(minutes, timed))
+    else:
+        needed = math.ceil(MIN_FRACTION * recommended * step / 60)
+        given = "1 minute is" if minutes == 1 else f"{minutes:g} minutes are"
+        lines.append(f"{given} short: {needed} minutes allow half of the steps")
+    for line in lines:
+        progress(line)
+    timed = f"Timed on this machine, where half of the steps are enough: {'; '.join(lines)}"
+    return replace(chosen.facts, step_seconds=step, minutes=(minutes, timed))
 
 
-def mean_step_seconds(cfg: CfgNode) -> float:
+def mean_step_seconds(cfg: CfgNode, max_seconds: float) -> float:
     """Return the mean duration of three training steps, or of more for at least eight images."""
-    return statistics.mean(
-        step_seconds(cfg, max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH)))
-    )
+    steps = max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH))
+    return statistics.mean(step_seconds(cfg, steps, max_seconds=max_seconds))
 
 
 def step_seconds(
     cfg: CfgNode,
     steps: int = 3,
     warm_up: int = 1,
+    max_seconds: float = 15.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
     """Return the seconds of training steps, including loading, after `warm_up` steps.
 
-    The weights are random, because they do not affect the duration. After 15 seconds no further
-    step is timed, but at least one is. No file is written.
+    The weights are random, because they do not affect the duration. After `max_seconds`, which
+    include building the model, no further step is timed, but at least one is. No file is written.
     """
+    end = clock() + max_seconds
     seed_all(cfg.SEED, cfg.SOLVER.DETERMINISTIC)
     cfg = resolve_frozen_norms(cfg)
     train_set = build_train_dataset(cfg)
@@ -145,8 +156,7 @@ def step_seconds(
     train_step = TrainStep(cfg, model, build_optimizer(cfg, model), scaler)
     batches = iter(build_train_loader(cfg, train_set))
     seconds: list[float] = []
-    while len(seconds) < steps + warm_up and sum(seconds) < _MAX_SECONDS:
-        start = clock()
+    while ((start := clock()) < end and len(seconds) < steps + warm_up) or not seconds:
         train_step(*next(batches))
         if model.device.type != "cpu":
             torch.accelerator.synchronize()

@@ -36,12 +36,19 @@ def _train_images(facts: DatasetFacts, values: Values) -> int:
     return facts.train.images if values.get("DATASETS.BACKGROUND_IMAGES") else facts.train.tiles
 
 
+def input_pixels(facts: DatasetFacts, values: Values) -> float:
+    """Return the median number of pixels of the largest network inputs in training."""
+    max_short, max_long = max(values["INPUT.MIN_SIZE_TRAIN"]), values["INPUT.MAX_SIZE_TRAIN"]
+    factors = resize_factors(facts.train, max_short, max_long)
+    return float(np.median(facts.train.sizes.prod(axis=1) * factors**2))
+
+
 def batch_size(facts: DatasetFacts, values: Values) -> Reasoned:
     """Choose SOLVER.IMS_PER_BATCH."""
     machine, processes = facts.machine, facts.processes
-    max_short, max_long = max(values["INPUT.MIN_SIZE_TRAIN"]), values["INPUT.MAX_SIZE_TRAIN"]
-    factors = resize_factors(facts.train, max_short, max_long)
-    pixels = float(np.median(facts.train.sizes.prod(axis=1) * factors**2))
+    if facts.single_images:
+        return processes, "one image, because more steps gain more than larger ones in a short time"
+    pixels = input_pixels(facts, values)
     # Processes share the memory of a machine, but each has its own GPU.
     memory = machine.gpu_memory if machine.gpu else machine.memory / processes
     fits = memory / 2 / (_BYTES_PER_PIXEL * pixels) if memory else 16.0

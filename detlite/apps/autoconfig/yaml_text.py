@@ -12,7 +12,7 @@ import yaml
 
 from detlite.apps.dataset_formats import Source
 
-from .dataset_facts import Choice
+from .dataset_facts import BASE, Choice
 
 _WIDTH = 98
 _KEY = re.compile(r"( *)([A-Z][A-Z0-9_]*):")
@@ -57,9 +57,7 @@ def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
     ]
 
 
-def config_text(
-    choices: Sequence[Choice], summary: str, base: str = "_base_/from_scratch_fpn.yaml"
-) -> str:
+def config_text(choices: Sequence[Choice], summary: str, base: str = BASE) -> str:
     """Return the text of a config file whose keys extend `base`, unless that is ""."""
     tree: dict[str, Any] = {"_BASE_": base} if base else {}
     for choice in choices:

@@ -46,7 +46,7 @@ OPTIONS = (
     option("--group-by", "NAME", "keep images together that agree in a member of their entries in "
            "COCO json, such as patient_id, or in the part of their names that a pattern matches, "
            "such as 'patient\\d+'"),
-    option("--minutes", None, "training time in minutes, to which the model and the image size are "
+    option("--minutes", None, "training time in minutes, to which the batch and the image size are "
            "adapted", type=float),
     weights("checkpoint to start from, with its model (default: a model that fits the data)"),
     option("--coco", "FILE", "only convert --data to COCO json and write it to this file",

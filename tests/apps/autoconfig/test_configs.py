@@ -25,7 +25,7 @@ from tests.apps.autoconfig.test_rules import statistics
 from tests.data.servers import FileServer
 
 
-def untimed(cfg):
+def untimed(cfg, seconds):
     raise AssertionError("no step should be timed")
 
 
@@ -113,7 +113,7 @@ def test_a_custom_backbone_gets_no_other_weights(facts):
     assert cfg.INPUT.PIXEL_MEAN == [0.485, 0.456, 0.406]
     timed = []
     by_data(with_weights, *opts, "SOLVER.MAX_MINUTES", 1,
-            timer=lambda cfg: timed.append(cfg) or 100.0)  # fmt: skip
+            timer=lambda cfg, _: timed.append(cfg) or 100.0)  # fmt: skip
     assert {one.MODEL.BACKBONE.CONV_BODY for one in timed} == {"R-50-FPN"}
 
 
@@ -157,7 +157,7 @@ def test_heads_without_data_are_removed(facts, checkpoint):
 
 
 def test_minutes_with_a_checkpoint(facts, checkpoint):
-    cfg = by_weights(facts, checkpoint, "SOLVER.MAX_MINUTES", 10, timer=lambda cfg: 2.0)
+    cfg = by_weights(facts, checkpoint, "SOLVER.MAX_MINUTES", 10, timer=lambda cfg, _: 2.0)
     assert (cfg.SOLVER.MAX_MINUTES, cfg.SOLVER.MAX_ITER) == (10, None)
     assert cfg.SOLVER.WARMUP_ITERS == 30  # of 300 steps
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from detlite.apps.autoconfig.dataset_facts import DatasetFacts
+from detlite.apps.autoconfig.dataset_facts import BASE, DatasetFacts
 from detlite.apps.autoconfig.rules import choose
 from detlite.apps.autoconfig.simulation import simulate
 from detlite.apps.autoconfig.statistics import DatasetStatistics
@@ -51,14 +51,14 @@ def statistics(images, categories=("a", "b")):
         areas=boxes[:, 2] * boxes[:, 3],
         categories=[(name, n, n) for name, n in zip(categories, counts, strict=True)],
         with_masks=len(boxes), keypoints=[], with_keypoints=0, keypoint_objects=0, problems={},
-        decoding=0.01, top_bottom=0.0,
+        decoding=0.01, top_bottom=np.zeros(32),
     )  # fmt: skip
 
 
 def chosen(facts, *opts):
     values = dict(zip(opts[::2], opts[1::2], strict=True))
     choices = {choice.key: choice.value for choice in choose(facts, values)}
-    return config_from(choices | {"MODEL.WEIGHT": ""}, Path("test"), opts, facts.base)
+    return config_from(choices | {"MODEL.WEIGHT": ""}, Path("test"), opts, BASE)
 
 
 @pytest.mark.parametrize("name", DATASETS)

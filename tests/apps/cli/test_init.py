@@ -152,14 +152,14 @@ def test_folders_and_labels_of_other_tools(init, tmp_path):
 def test_minutes_are_fitted_with_timed_steps(
     init, make_coco_dataset, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("detlite.apps.autoconfig.time_budget.mean_step_seconds", lambda cfg: 0.001)
+    monkeypatch.setattr("detlite.apps.autoconfig.time_budget.mean_step_seconds", lambda *_: 0.001)
     file, _ = make_coco_dataset()
     config, summary = init("--data", file, "--minutes", 2.5)
     solver = load_config(config).SOLVER
     assert (solver.MAX_MINUTES, solver.MAX_ITER) == (2.5, None)
     assert "timing training steps" in summary
     text = " ".join(config.read_text().replace("#", "").split())
-    assert "Timed on this machine, where half of the steps are enough: the model" in text
+    assert "Timed on this machine, where half of the steps are enough: " in text
 
 
 def test_timing_reads_non_ascii_categories(init, make_coco_dataset, capsys, monkeypatch):
@@ -167,7 +167,7 @@ def test_timing_reads_non_ascii_categories(init, make_coco_dataset, capsys, monk
     # Some machines have ASCII as the default encoding of files.
     monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
     monkeypatch.setattr(
-        "detlite.apps.autoconfig.time_budget.step_seconds", lambda cfg, steps: [1.0] * steps
+        "detlite.apps.autoconfig.time_budget.step_seconds", lambda cfg, steps, **_: [1.0] * steps
     )
     assert main(["init", "--data", str(file), "--minutes", "1"]) == 0
     assert "Größe" in capsys.readouterr().out
