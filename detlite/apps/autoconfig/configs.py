@@ -27,8 +27,6 @@ from .rules import RULES, TRAINING_RULES, Rule, choose
 from .simulation import simulate
 from .statistics import compute_statistics
 
-# Returns the seconds of a training step, measured for about a number of seconds.
-ConfigTimer = Callable[[CfgNode, float], float]
 Progress = Callable[[str], None]
 # A config, the choices that led to it, and the facts, which include what fits the time.
 Derived = tuple[CfgNode, list[Choice], DatasetFacts]
@@ -44,7 +42,7 @@ _MODEL_SECTIONS = ("MODEL.", "INPUT.", "TEST.TILE")  # taken from a checkpoint
 @CONFIG_BUILDERS.register("autoconfig")
 def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
     """Build the config of `detlite.train` without a config, and log the choices."""
-    cfg, choices, _ = derive_config(opts, weights, time_budget.mean_step_seconds)
+    cfg, choices, _ = derive_config(opts, weights)
     for choice in choices:
         reason = f": {choice.reason}" if choice.reason else ""
         _logger.info("chosen: %s %s%s", choice.key, choice.value, reason)
@@ -54,7 +52,6 @@ def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
 def derive_config(
     opts: Sequence[Any],
     weights: str | Path | None,
-    timer: ConfigTimer,
     progress: Progress = _logger.info,
 ) -> Derived:
     """Derive the config of a run without a config file; every process calls it.
@@ -62,7 +59,6 @@ def derive_config(
     Args:
         opts: overrides, which name one dataset to train on and at most one to evaluate on.
         weights: checkpoint whose model is trained, by path, URL or name; None: the model is chosen.
-        timer: times a training step, if SOLVER.MAX_MINUTES is in `opts`.
         progress: see `fit_to_minutes`.
 
     Raises:
@@ -77,18 +73,18 @@ def derive_config(
             weights = coco_weights(facts.masks, facts.device == "gpu", keypoints)
             opts = [*opts, "MODEL.WEIGHT", weights]
         if weights is None:
-            derived = config_by_data(_facts(load_config(None, opts)), opts, timer, progress)
+            derived = config_by_data(_facts(load_config(None, opts)), opts, progress)
         else:
             checkpoint = read_checkpoint(resolve_checkpoint_path(weights, opts))
             start = config_from(_model_keys(checkpoint), checkpoint.path, opts)
             facts = _facts(apply_convention(start, checkpoint))
-            derived = config_by_weights(facts, opts, timer, checkpoint, progress)
+            derived = config_by_weights(facts, opts, checkpoint, progress)
     result: Derived = all_gather_objects(derived)[0]
     return result
 
 
 def config_by_data(
-    facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer, progress: Progress = _logger.info
+    facts: DatasetFacts, opts: Sequence[Any], progress: Progress = _logger.info
 ) -> Derived:
     """Return the config that the rules choose, adapted to overrides.
 
@@ -100,13 +96,12 @@ def config_by_data(
         return config_from(_values(choices, opts), _SOURCE, opts, BASE)
 
     values = overridden_values(load_config(None, opts), opts)
-    return _derive(facts, values, RULES, build, timer, progress)
+    return _derive(facts, values, RULES, build, progress)
 
 
 def config_by_weights(
     facts: DatasetFacts,
     opts: Sequence[Any],
-    timer: ConfigTimer,
     checkpoint: Checkpoint,
     progress: Progress = _logger.info,
 ) -> Derived:
@@ -141,7 +136,7 @@ def config_by_weights(
         facts = replace(facts, train=replace(train, values=replace(train.values, std=std)))
     values = {k: value for k, value in values.items() if not _follows_images(k, value, facts)}
     values |= overridden_values(start, opts)
-    return _derive(facts, values, TRAINING_RULES, build, timer, progress)
+    return _derive(facts, values, TRAINING_RULES, build, progress)
 
 
 def _derive(
@@ -149,11 +144,10 @@ def _derive(
     values: Values,
     rules: Sequence[Rule],
     build: Callable[[Sequence[Choice]], CfgNode],
-    timer: ConfigTimer,
     progress: Progress,
 ) -> Derived:
     def step_timer(choices: Sequence[Choice], seconds: float) -> float:
-        return timer(build(choices), seconds)
+        return time_budget.mean_step_seconds(build(choices), seconds)
 
     facts = time_budget.fit_to_minutes(facts, values, step_timer, progress, rules)
     choices = choose(facts, values, rules)

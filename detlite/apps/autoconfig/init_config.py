@@ -12,7 +12,6 @@ from detlite.data.datasets.build import build_test_datasets, build_train_dataset
 from detlite.data.images.pixels import build_image_options
 from detlite.threads import limit_threads
 
-from . import time_budget
 from .configs import derive_config
 from .dataset_facts import BASE, Choice, DatasetFacts
 from .yaml_text import config_text, dataset_choices
@@ -48,7 +47,7 @@ def init_config(options: Namespace, log: Callable[[str], None]) -> str:
         limit_threads()
     opts = [word for choice in fixed for word in (choice.key, choice.value)] + overrides
     with explain_dead_loader():
-        cfg, choices, facts = derive_config(opts, weights, time_budget.mean_step_seconds, log)
+        cfg, choices, facts = derive_config(opts, weights, log)
     for key in _heads_without_evaluation(facts):
         if key not in overrides[::2]:
             log(

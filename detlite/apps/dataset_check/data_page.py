@@ -13,7 +13,7 @@ from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, rende
 from detlite.data.images.reading import read_image
 from detlite.files.errors import DataError
 
-from .inspection_report import Inspection, Row, SimilarImages
+from .inspection_report import Inspection, Row
 
 _SIDE = 320  # pixels of an image on the page
 _MAX_ROWS = 500  # listed defects of each kind
@@ -23,8 +23,10 @@ _SUSPICIOUS_COLOR: Color = (255, 60, 40)
 _NO_NAMES = [{"id": 0, "name": ""}]
 
 
-def data_page(sets: Sequence[Inspection], similar: Sequence[SimilarImages]) -> str:
+def data_page(sets: Sequence[Inspection], similar: dict[str, np.ndarray]) -> str:
     """Return the page as one HTML document that contains its images.
+
+    `similar` are pairs of images, see `similar_images`.
 
     Raises ConfigError if jinja2 is not installed.
     """
@@ -34,9 +36,9 @@ def data_page(sets: Sequence[Inspection], similar: Sequence[SimilarImages]) -> s
         return _image(sets[index], number, text)
 
     kinds = [
-        {"name": found.kind, "count": len(pairs),
+        {"name": kind, "count": len(pairs),
          "pairs": [(shown(*pair[:2]), shown(*pair[2:])) for pair in pairs[:_MAX_IMAGES].tolist()]}
-        for found in similar if len(pairs := np.concatenate([found.across, found.within]))
+        for kind, pairs in similar.items() if len(pairs)
     ]  # fmt: skip
     described = [_describe(inspection) for inspection in sets]
     return render("dataset_check.html", sets=described, similar=kinds)
@@ -79,10 +81,9 @@ def _image(
 
     If the image cannot be read, only the text is returned.
     """
-    assert inspection.table is not None
-    name = inspection.table.image(number)["file_name"]
     try:
-        image = read_image(inspection.folder / name, options=inspection.image_options)
+        path = inspection.folder / inspection.file_name(number)
+        image = read_image(path, options=inspection.image_options)
     except DataError:
         return {"source": "", "text": f"{text}: cannot be shown"}
     boxes = [row["bbox"] for row in objects] if suspicious is None else [suspicious]

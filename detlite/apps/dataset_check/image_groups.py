@@ -14,7 +14,7 @@ from detlite.files.errors import DataError
 from .fingerprints import connect, distances, nearly_identical
 
 # Kinds of images that belong together, with the words for one of them and several.
-_IDENTICAL, _SEQUENCE = "nearly identical images", "consecutive frames or slices"
+IDENTICAL, _SEQUENCE = "nearly identical images", "consecutive frames or slices"
 _COPIES, _TILES, _GIVEN = "augmented copies", "tiles of larger images", "images grouped by {}"
 # Roboflow writes a_jpg.rf.HASH.jpg for each augmented copy of a.jpg.
 _COPY = re.compile(r"\.rf\.[0-9A-Za-z]{8,}$")
@@ -93,7 +93,7 @@ def group_images(
     if group_by:
         kind = _GIVEN.format(group_by)
         firm = {kind: same_values(_given_values(rows, group_by))} | firm
-    alike = {_IDENTICAL: nearly_identical(prints)}
+    alike = {IDENTICAL: nearly_identical(prints)}
     keys = [_sequence_key(tile or source) for tile, source in zip(tiles, sources, strict=True)]
     order = sorted(range(len(names)), key=keys.__getitem__)
     if not group_by:

@@ -15,7 +15,7 @@ from detlite.data.images.sources import ImageFolder
 from detlite.data.locations import Location
 
 from .fingerprints import FINGERPRINT
-from .image_groups import group_images, same_values
+from .image_groups import IDENTICAL, group_images, same_values
 
 Row = dict[str, Any]
 _SMALL, _LARGE = 32**2, 96**2  # COCO's limits of small and large objects, in square pixels
@@ -92,8 +92,11 @@ class Inspection:
 
     def image_id(self, number: int) -> int:
         """Return the id of an image."""
-        assert self.table is not None
-        return int(self.table.column("image_ids", number, number + 1)[0])
+        return int(self.table.column("image_ids", number, number + 1)[0]) if self.table else -1
+
+    def file_name(self, number: int) -> str:
+        """Return the name of an image file in the folder."""
+        return str(self.table.image(number)["file_name"]) if self.table else ""
 
     def rows(self, number: int) -> list[Row]:
         """Return the valid annotations of an image, including crowds."""
@@ -153,68 +156,51 @@ class Inspection:
         return lines
 
 
-@dataclass(frozen=True)
-class SimilarImages:
-    """Images of several datasets that belong together for one reason, see `ImageGroups.kinds`.
+def similar_images(sets: Sequence[Inspection]) -> dict[str, np.ndarray]:
+    """Find the images of datasets that belong together, see `ImageGroups.kinds`.
 
-    Attributes:
-        kind: the reason.
-        within: int64 [P, 4]: (set, image number) of the first image of each group in a set, and of
-            another one there.
-        across: the same for the first image of each group, and those in other sets.
+    Returns:
+        By kind, (set, image number) of two images in each row, int64 [P, 4]: the first image of
+        each group and those in other sets, then the first one in each set and the others there.
     """
-
-    kind: str
-    within: np.ndarray
-    across: np.ndarray
-
-
-def similar_images(sets: Sequence[Inspection]) -> list[SimilarImages]:
-    """Find the images that belong together within and across datasets."""
-    places = np.array([(k, n) for k, one in enumerate(sets) for n in range(len(one.prints))])
-    if not len(places):
-        return []
-    rows = [_named_size(one, n) for one in sets for n in range(len(one.prints))]
-    groups = group_images(rows, np.concatenate([one.prints for one in sets]))
-    owners, every, found = places[:, 0], np.arange(len(places)), []
-    for kind, labels in groups.kinds.items():
+    counts = [len(one.prints) for one in sets]
+    owners, numbers = np.repeat(range(len(sets)), counts), np.concatenate([*map(np.arange, counts)])
+    places, every = np.stack([owners, numbers], axis=1).astype(np.int64), np.arange(len(owners))
+    rows = [
+        {"file_name": one.file_name(n), "height": height, "width": width}
+        for one in sets for n, (height, width) in enumerate(one.sizes.tolist())
+    ]  # fmt: skip
+    kinds = group_images(rows, np.concatenate([one.prints for one in sets])).kinds
+    found = {}
+    for kind, labels in kinds.items():
         first = same_values(zip(labels.tolist(), owners.tolist(), strict=True))
-        pairs = (
-            np.concatenate([places[firsts[used]], places[used]], axis=1)
-            for firsts, used in ((first, first != every), (labels, owners[labels] != owners))
-        )
-        found.append(SimilarImages(kind, *pairs))
-    return found  # fmt: skip
-
-
-def _named_size(inspection: Inspection, number: int) -> Row:
-    assert inspection.table is not None
-    height, width = inspection.sizes[number].tolist()
-    name = inspection.table.image(number)["file_name"]
-    return {"file_name": name, "height": height, "width": width}
+        across, within = owners[labels] != owners, first != every
+        firsts = places[np.concatenate([labels[across], first[within]])]
+        others = places[np.concatenate([every[across], every[within]])]
+        found[kind] = np.concatenate([firsts, others], axis=1)
+    return found
 
 
 def print_similar(
-    sets: Sequence[Inspection], similar: Sequence[SimilarImages], max_shown: int
+    sets: Sequence[Inspection], similar: dict[str, np.ndarray], max_shown: int
 ) -> None:
     """Print the numbers of similar images across sets, and at most `max_shown` pairs of each."""
-    for found in similar:
-        if len(found.across) or found is similar[0]:
-            print(f"{len(found.across)} pairs of {found.kind} across sets")
-        for first_set, first, second_set, second in found.across[:max_shown].tolist():
-            texts = [
-                f"{sets[index].name} image {sets[index].image_id(number)}"
-                for index, number in ((first_set, first), (second_set, second))
-            ]
-            print(f"  {' and '.join(texts)}")
+    for kind, pairs in similar.items():
+        across = pairs[pairs[:, 0] != pairs[:, 2]]
+        if len(across) or kind == IDENTICAL:
+            print(f"{len(across)} pairs of {kind} across sets")
+        for first, number, second, other in across[:max_shown].tolist():
+            one, two = sets[first], sets[second]
+            ids = one.image_id(number), two.image_id(other)
+            print(f"  {one.name} image {ids[0]} and {two.name} image {ids[1]}")
 
 
-def print_similar_within(index: int, similar: Sequence[SimilarImages]) -> None:
+def print_similar_within(index: int, similar: dict[str, np.ndarray]) -> None:
     """Print the numbers of similar images in a set."""
-    for found in similar:
-        count = int((found.within[:, 0] == index).sum())
-        if count or found is similar[0]:
-            print(f"  {count} pairs of {found.kind} in this set")
+    for kind, pairs in similar.items():
+        count = int((pairs[:, [0, 2]] == index).all(axis=1).sum())
+        if count or kind == IDENTICAL:
+            print(f"  {count} pairs of {kind} in this set")
 
 
 def print_report(inspection: Inspection, max_per_kind: int) -> None:

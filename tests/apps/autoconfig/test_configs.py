@@ -25,16 +25,21 @@ from tests.apps.autoconfig.test_rules import statistics
 from tests.data.servers import FileServer
 
 
-def untimed(cfg, seconds):
-    raise AssertionError("no step should be timed")
+@pytest.fixture(autouse=True)
+def timed(monkeypatch):
+    """Record the configs whose steps are timed, and return 2 seconds for each."""
+    timed = []
+    name = "detlite.apps.autoconfig.time_budget.mean_step_seconds"
+    monkeypatch.setattr(name, lambda cfg, _: timed.append(cfg) or 2.0)
+    return timed
 
 
-def by_data(facts, *opts, timer=untimed):
-    return config_by_data(facts, opts, timer)[0]
+def by_data(facts, *opts):
+    return config_by_data(facts, opts)[0]
 
 
-def by_weights(facts, checkpoint, *opts, timer=untimed):
-    return config_by_weights(facts, opts, timer, checkpoint)[0]
+def by_weights(facts, checkpoint, *opts):
+    return config_by_weights(facts, opts, checkpoint)[0]
 
 
 @pytest.fixture
@@ -52,7 +57,7 @@ def checkpoint() -> Checkpoint:
 
 
 def test_without_overrides_the_rules_apply(facts):
-    cfg, choices, _ = config_by_data(facts, [], untimed)
+    cfg, choices, _ = config_by_data(facts, [])
     assert choices == choose(facts)
     values = {one.key: one.value for one in choices}
     assert list(cfg.MODEL.RPN.ANCHOR_SIZES) == values["MODEL.RPN.ANCHOR_SIZES"]
@@ -104,26 +109,26 @@ def test_weights_of_three_channels_are_trained_on_others(facts, checkpoint, bgr2
     assert by_weights(facts, checkpoint, "INPUT.IMAGE_BITS", 14).INPUT.IMAGE_BITS == 14
 
 
-def test_a_custom_backbone_gets_no_other_weights(facts):
+def test_a_custom_backbone_gets_no_other_weights(facts, timed):
     with_weights = replace(facts, machine=replace(facts.machine, pretrained=True))
     assert by_data(with_weights).MODEL.WEIGHT.startswith("package://")
     opts = "MODEL.BACKBONE.CONV_BODY", "R-50-FPN"
     cfg = by_data(with_weights, *opts)
     assert (cfg.MODEL.WEIGHT, cfg.MODEL.RESNETS.NORM) == ("", "GN")
     assert cfg.INPUT.PIXEL_MEAN == [0.485, 0.456, 0.406]
-    timed = []
-    by_data(with_weights, *opts, "SOLVER.MAX_MINUTES", 1,
-            timer=lambda cfg, _: timed.append(cfg) or 100.0)  # fmt: skip
+    assert not timed
+    by_data(with_weights, *opts, "SOLVER.MAX_MINUTES", 1)
     assert {one.MODEL.BACKBONE.CONV_BODY for one in timed} == {"R-50-FPN"}
 
 
-def test_several_processes_share_batches_and_do_not_time_steps(facts):
+def test_several_processes_share_batches_and_do_not_time_steps(facts, timed):
     several = replace(facts, processes=3)
     cfg = by_data(several, "SOLVER.MAX_MINUTES", 5)
     assert (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.TEST_PERIOD) == (3, 0)
     few = replace(several, train=statistics(images=2, size=(512, 512)))
     assert by_data(few).SOLVER.IMS_PER_BATCH == 3
     assert by_data(replace(few, processes=2)).SOLVER.IMS_PER_BATCH == 2
+    assert not timed
 
 
 def test_the_model_of_a_checkpoint_is_trained_by_the_rules(facts, checkpoint):
@@ -157,7 +162,7 @@ def test_heads_without_data_are_removed(facts, checkpoint):
 
 
 def test_minutes_with_a_checkpoint(facts, checkpoint):
-    cfg = by_weights(facts, checkpoint, "SOLVER.MAX_MINUTES", 10, timer=lambda cfg, _: 2.0)
+    cfg = by_weights(facts, checkpoint, "SOLVER.MAX_MINUTES", 10)
     assert (cfg.SOLVER.MAX_MINUTES, cfg.SOLVER.MAX_ITER) == (10, None)
     assert cfg.SOLVER.WARMUP_ITERS == 30  # of 300 steps
 
@@ -172,12 +177,12 @@ def test_images_are_checked_with_the_limits_of_the_run(make_coco_dataset):
     opts = ["DATASETS.CATALOG", [{"name": "t", "annotations": str(annotations),
             "images": str(images)}], "DATASETS.TRAIN", ("t",), "DATASETS.TEST", ()]  # fmt: skip
     opts += ["MODEL.DEVICE", "cpu"]
-    assert derive_config(opts, None, untimed)[0].DATASETS.ON_BAD_ANNOTATION == "error"
+    assert derive_config(opts, None)[0].DATASETS.ON_BAD_ANNOTATION == "error"
     with pytest.raises(DataError, match=r"none of its \d+ images can be used"):
-        derive_config([*opts, "DATASETS.MAX_PIXELS", 10], None, untimed)
+        derive_config([*opts, "DATASETS.MAX_PIXELS", 10], None)
     for image in images.iterdir():
         image.write_bytes(b"")
-    unchecked = derive_config([*opts, "DATASETS.CHECK_IMAGES", False], None, untimed)[0]
+    unchecked = derive_config([*opts, "DATASETS.CHECK_IMAGES", False], None)[0]
     assert unchecked.DATASETS.ON_BAD_ANNOTATION == "error"  # unchecked
 
 
