@@ -25,7 +25,7 @@ from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.data import DataError
 from detlite.data.datasets.catalog import DATASETS
-from detlite.engine.hooks import Hook
+from detlite.engine.hooks import HOOKS, Hook
 from detlite.engine.run_files import run_lock
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
@@ -190,6 +190,23 @@ def test_evaluation_reproduces_the_metrics_of_training(trained, shapes, tmp_path
         overrides={"MODEL.WEIGHT": str(trained.weights), "OUTPUT_DIR": str(tmp_path)},
     )
     assert by_config.metrics == trained.metrics
+
+
+class RoundsAP(Hook):
+    def __init__(self, cfg):
+        pass
+
+    def after_evaluation(self, metrics):
+        assert self.trainer.model.categories
+        metrics["test"]["rounded"] = {"AP": round(metrics["test"]["bbox"]["AP"], 1)}
+
+
+def test_hooks_add_metrics_to_an_evaluation(trained, shapes, tmp_path, monkeypatch):
+    monkeypatch.setattr(HOOKS, "_builders", {"RoundsAP": RoundsAP})
+    opts = {"SOLVER.HOOKS": ("RoundsAP",)}
+    detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path, overrides=opts)
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["rounded"]["AP"] == round(trained.metrics["test"]["bbox"]["AP"], 1)
 
 
 def test_an_evaluation_does_not_overwrite_the_one_of_training(trained, shapes):

@@ -44,7 +44,7 @@ class Tracker(Hook):
             self.log(training, self.trainer.iteration)
 
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
-        if is_main():
+        if is_main() and self._id:  # `detlite test` starts no run
             known = {k: v for k, v in flatten_metrics(metrics).items() if v is not None}
             self.log(known, self.trainer.iteration)
 

@@ -34,7 +34,7 @@ from .validation_loss import validation_loss
 logger = logging.getLogger(__name__)
 
 EMA_SUFFIX = " average"  # follows a dataset's name in the metrics of the averaged weights
-LOSS = "loss"  # key of TEST.LOSS among the metrics of a dataset; lower is better
+LOSS = "loss"  # key of TEST.LOSS among the metrics of a dataset
 _REPORT_SECONDS = 30
 _EXPECTED_SIGMAS = 4.0  # maskrcnn-benchmark's tolerance of TEST.EXPECTED_RESULTS
 _CONVERTING_MEANWHILE = ("cuda",)  # on a CPU, the thread would compete with the model
@@ -58,11 +58,16 @@ def evaluate(
     }
     if not is_main():
         return {}
+    write_metrics(metrics, output_dir)
+    return metrics
+
+
+def write_metrics(metrics: dict[str, Metrics], output_dir: Path) -> None:
+    """Write evaluation.json, see `evaluate`, unless there are no datasets."""
     if metrics:
         content = metrics if len(metrics) > 1 else next(iter(metrics.values()))
         with atomic_open(output_dir / "evaluation.json") as file:
             file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
-    return metrics
 
 
 def evaluate_dataset(

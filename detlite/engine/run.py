@@ -26,8 +26,8 @@ from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
 from detlite.registry import Registry
 
-from .evaluate import evaluate
-from .hooks.base import Hook
+from .evaluate import evaluate, write_metrics
+from .hooks.base import Hook, TrainingRun, build_hooks
 from .rng import seed_all
 from .run_config import complete_config
 from .run_files import METRICS_FILE, run_lock, write_config
@@ -76,8 +76,18 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
     datasets = build_test_datasets(cfg)
     log_findings(datasets)
     model = build_with_weights(cfg, weights)
+    run = TrainingRun()
+    run.cfg, run.model, run.test_sets, run.output_dir = cfg, model, datasets, output_dir
+    run.checkpoint, run.iteration = weights.path, int(weights.training.get("iteration", 0))
+    run.hooks = build_hooks(cfg)
     del weights  # free its memory
-    return evaluate(cfg, model, datasets, output_dir)
+    metrics = evaluate(cfg, model, datasets, output_dir)
+    for hook in run.hooks:
+        hook.trainer = run
+        hook.after_evaluation(metrics)
+    if is_main() and run.hooks:
+        write_metrics(metrics, output_dir)
+    return metrics
 
 
 @contextmanager

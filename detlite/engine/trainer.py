@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from detlite.data import CocoDataset, ConcatDataset, build_train_loader
 from detlite.data.loading.batch_loader import Batch
-from detlite.distributed import world_size
+from detlite.distributed import is_main, world_size
 from detlite.errors import NonFiniteLossError
 from detlite.evaluation.metrics import Metrics
 from detlite.files.atomic_write import make_folder
@@ -23,8 +23,8 @@ from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
 from .checkpointer import newest_checkpoint, resume_run, save_run
-from .evaluate import EMA_SUFFIX, check_evaluation, evaluate
-from .hooks.base import HOOKS, Hook, TrainingRun
+from .evaluate import EMA_SUFFIX, check_evaluation, evaluate, write_metrics
+from .hooks.base import Hook, TrainingRun, build_hooks
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import ModelEMA
 from .hooks.metrics import Meters, MetricsWriter, Progress
@@ -81,10 +81,10 @@ class Trainer(TrainingRun):
         self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
         self.hooks = [
             *([self.ema] if self.ema else []),
-            StoreScoreThreshold(),  # before the best checkpoint is copied
-            BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE),
-            *(HOOKS.get(name, "SOLVER.HOOKS")(cfg) for name in solver.HOOKS),
+            StoreScoreThreshold(),
+            *build_hooks(cfg),
             *hooks,
+            BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE),  # may be a metric of a hook
             Progress(),
             MetricsWriter(self.output_dir),
         ]
@@ -195,6 +195,11 @@ class Trainer(TrainingRun):
                     metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
             if self.test_sets:
                 self._call_hooks("after_evaluation", metrics)
+        if is_main():  # with what hooks have added
+            names = [dataset.name for dataset in self.test_sets]
+            write_metrics({name: metrics[name] for name in names}, self.output_dir)
+            if self.ema:
+                write_metrics({name: metrics[name + EMA_SUFFIX] for name in names}, folder)
         return metrics
 
     def _call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from yacs.config import CfgNode
 
 from detlite.data import CocoDataset, build_dataset, build_test_loader
 from detlite.distributed import all_gather_objects
+from detlite.evaluation.metrics import MetricValue
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import autocast
@@ -56,7 +57,10 @@ def validation_loss(cfg: CfgNode, model: DetectionModel, name: str) -> dict[str,
         for key in all_rows[0]
     }
     result = {"total": math.fsum(means.values()), **means}
-    return {key: value if math.isfinite(value) else None for key, value in result.items()}
+    return {
+        key: MetricValue(value, lower_is_better=True) if math.isfinite(value) else None
+        for key, value in result.items()
+    }
 
 
 def _train_on_test_sets(cfg: CfgNode) -> CfgNode:

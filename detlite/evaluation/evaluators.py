@@ -34,8 +34,9 @@ class Evaluator(ABC):
         """Compute the metrics of the detections, which may be none, in all images of `dataset`.
 
         Returns:
-            {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}, as fractions; None if the
-            ground truth, `build_coco_gt(dataset)`, has no such objects.
+            {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}; None if the ground truth,
+            `build_coco_gt(dataset)`, has no such objects. A value that is not a fraction, or
+            better when it is lower, is a `MetricValue`.
         """
 
 

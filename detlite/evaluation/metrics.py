@@ -13,6 +13,31 @@ logger = logging.getLogger(__name__)
 Metrics = dict[str, dict[str, Any]]
 
 
+class MetricValue(float):
+    """A metric that is not a fraction, or that is better when it is lower.
+
+    Evaluators and hooks return it instead of a number, for example as
+    {"counts": {"error": MetricValue(0.53, lower_is_better=True)}}.
+    """
+
+    def __new__(
+        cls, value: float, lower_is_better: bool = False, is_fraction: bool = False
+    ) -> "MetricValue":
+        metric = super().__new__(cls, value)
+        metric.lower_is_better, metric.is_fraction = lower_is_better, is_fraction
+        return metric
+
+    lower_is_better: bool
+    is_fraction: bool
+
+
+def format_metric(value: float | None) -> str:
+    """Format a metric: fractions in percent, None as "n/a"."""
+    if value is None:
+        return "n/a"
+    return f"{100 * value:.1f}" if getattr(value, "is_fraction", True) else f"{value:.4g}"
+
+
 def mean_or_none(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
@@ -28,12 +53,10 @@ def iou_problem(iou_thresholds: Sequence[float]) -> str:
 
 
 def format_table(metrics: Metrics) -> str:
-    """Format metrics in percent, one row per kind; None is shown as "n/a"."""
+    """Format metrics by `format_metric`, one row per kind."""
     cells = {
         kind: {
-            name: "n/a" if value is None else f"{100 * value:.1f}"
-            for name, value in row.items()
-            if not isinstance(value, dict)
+            name: format_metric(value) for name, value in row.items() if not isinstance(value, dict)
         }
         for kind, row in metrics.items()
     }

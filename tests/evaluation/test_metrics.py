@@ -1,10 +1,12 @@
 """Format metrics, and compare them with expected values."""
 
+import json
 import logging
+import pickle
 
 import pytest
 
-from detlite.evaluation.metrics import check_expected, format_table
+from detlite.evaluation.metrics import MetricValue, check_expected, format_table
 
 METRICS = {
     "bbox": {"AP": 0.5, "AP50": 0.75, "APs": None, "per_category": {"cat": 1.0, "dog": None}},
@@ -32,6 +34,15 @@ def test_kinds_with_different_columns():
 def test_metrics_per_category_are_not_in_the_table():
     metrics = {"cityscapes": {"AP": 0.5, "per_category": {}, "per_category_AP50": {"car": 1.0}}}
     assert format_table(metrics).splitlines() == ["              AP", "cityscapes  50.0"]
+
+
+def test_numbers_that_are_no_fractions_are_printed_as_they_are():
+    counts = {"error": MetricValue(0.53), "missed": MetricValue(0.5, is_fraction=True)}
+    lines = ["         error  missed", "counts    0.53    50.0"]
+    assert format_table({"counts": counts}).splitlines() == lines
+    sent = pickle.loads(pickle.dumps(MetricValue(2.0, lower_is_better=True)))
+    assert (sent, sent.lower_is_better, sent.is_fraction) == (2.0, True, False)
+    assert json.dumps(sent) == "2.0"
 
 
 MEASURED = {"bbox": {"AP": 0.376, "AP50": None}, "segm": {"AP": 0.3}}

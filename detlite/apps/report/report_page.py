@@ -139,8 +139,9 @@ def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool
                         "evaluations."
                     )
             elif kind != "loss":
+                # evaluation.json does not say which numbers are fractions.
                 numbers = ((k, value) for k, value in metrics.items() if isinstance(value, float))
-                listed = ", ".join(f"{metric} {percent(value)} %" for metric, value in numbers)
+                listed = ", ".join(f"{metric} {value:.4g}" for metric, value in numbers)
                 others.append(f"{kind} {listed}")
         if others:
             notes.append(f"{run.run.name}: evaluation.json also has {'; '.join(others)}.")

@@ -99,7 +99,10 @@ class Hook:
         """Run after each evaluation. `trainer.checkpoint` is the evaluated checkpoint.
 
         The metrics are values by dataset, kind ("bbox", "segm", ...) and name ("AP", ...) on rank
-        0; empty in other processes.
+        0; empty in other processes. Those that a hook adds, as numbers or `MetricValue`, are
+        written to evaluation.json and known to later hooks and SOLVER.BEST_METRIC.
+
+        `detlite test` calls only this method, of the hooks in SOLVER.HOOKS.
         """
 
     def after_train(self) -> None:
@@ -128,3 +131,8 @@ HOOKS: Registry[Callable[[CfgNode], Hook]] = Registry(
         "MLflow": "detlite.apps.trackers",
     },
 )
+
+
+def build_hooks(cfg: CfgNode) -> list[Hook]:
+    """Build the hooks of SOLVER.HOOKS."""
+    return [HOOKS.get(name, "SOLVER.HOOKS")(cfg) for name in cfg.SOLVER.HOOKS]

@@ -3,6 +3,7 @@
 import logging
 import operator
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -27,8 +28,9 @@ logger = logging.getLogger(__name__)
 class BestCheckpoint(Hook):
     """Keeps a copy of the checkpoint with the best value of a metric, model_best.pth.
 
-    The best value is the lowest one for a loss and the highest one otherwise. For a metric of the
-    averaged weights, the file contains the averaged weights, and a run cannot resume from it.
+    The best value is the highest one, or the lowest one of a `MetricValue` that says so, such as a
+    loss. For a metric of the averaged weights, the file contains the averaged weights, and a run
+    cannot resume from it.
 
     Args:
         metric: SOLVER.BEST_METRIC, `<dataset>/<kind>/<name>`, such as my_val/bbox/AP or
@@ -39,7 +41,6 @@ class BestCheckpoint(Hook):
     def __init__(self, metric: str, patience: int = 0) -> None:
         self._path = metric.split("/") if metric else []
         self._patience = patience
-        self._sign = -1 if LOSS in self._path[:-1] else 1
         self.value: float | None = None
         self.evaluations_since = 0
 
@@ -70,9 +71,10 @@ class BestCheckpoint(Hook):
             )  # fmt: skip
             return
         self.evaluations_since += 1
-        if self.value is not None and self._sign * value <= self._sign * self.value:
+        sign = -1 if getattr(value, "lower_is_better", False) else 1
+        if self.value is not None and sign * value <= sign * self.value:
             return
-        self.value, self.evaluations_since = value, 0
+        self.value, self.evaluations_since = float(value), 0
         if is_main():
             best = checkpoint.with_name(BEST_CHECKPOINT)
             if len(self._path) > 2 and self._path[0].endswith(EMA_SUFFIX):
@@ -100,7 +102,11 @@ class BestCheckpoint(Hook):
             self.trainer.finish()
 
     def _check_metric(self) -> None:
-        """Raise ConfigError if evaluations will not have the metric: evaluate no detections."""
+        """Report a metric that evaluations will not have: evaluate no detections.
+
+        ConfigError if it does not exist and no hook of the user may add it; a warning if it is
+        undefined.
+        """
         cfg, suffix = self.trainer.cfg, EMA_SUFFIX if self.trainer.cfg.SOLVER.EMA_DECAY else ""
         if cfg.TEST.LOSS and LOSS in self._path[:-1]:
             return  # the names of the losses are those of the model
@@ -108,16 +114,31 @@ class BestCheckpoint(Hook):
         metrics = {}
         for dataset in self.trainer.test_sets if is_main() else ():
             metrics[dataset.name] = metrics[dataset.name + suffix] = measure(cfg, dataset, nothing)
-        self._value(metrics)
+        name = "/".join(self._path)
+        try:
+            value = self._value(metrics)
+        except ConfigError:
+            hooks = [type(hook).__module__ for hook in self.trainer.hooks]
+            if all(module.startswith("detlite.") for module in hooks):
+                raise
+            logger.info("SOLVER.BEST_METRIC %s is no metric of an evaluator, but of a hook", name)
+            return
+        if value is None:
+            logger.warning(
+                "SOLVER.BEST_METRIC %s is undefined without detections. If the test set has no "
+                "such objects, no checkpoint will be the best: choose another metric", name
+            )  # fmt: skip
 
     def _value(self, metrics: dict[str, dict[str, Any]]) -> float | None:
         """Return the metric in every process; ConfigError if rank 0's `metrics` lack it."""
         path = self._path if self._path[0] in metrics else [next(iter(metrics), ""), *self._path]
         value: Any = None
         if is_main():
-            try:
+            known = False
+            with suppress(KeyError, TypeError):
                 value = reduce(operator.getitem, path, metrics)
-            except (KeyError, TypeError):
+                known = value is None or isinstance(value, int | float)
+            if not known:
                 value = ConfigError(
                     f"SOLVER.BEST_METRIC {'/'.join(self._path)} is not among the metrics: "
                     f"{', '.join(flatten_metrics(metrics))}"

@@ -162,7 +162,7 @@ def flatten_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, float | Non
         for name, kinds in metrics.items()
         for kind, values in kinds.items()
         for metric, value in values.items()
-        if value is None or isinstance(value, float)
+        if value is None or isinstance(value, int | float)
     }
 
 

@@ -85,7 +85,7 @@ def test_the_state_of_hooks_is_resumed(train_toy, tmp_path):
     assert resumed[2].losses == straight[0].losses[2:]
     final = read_final(tmp_path / "resumed")
     assert list(final.training["hooks"]) == [
-        "BestCheckpoint", "Recorder", "Recorder 2", "Recorder 3"
+        "Recorder", "Recorder 2", "Recorder 3", "BestCheckpoint"
     ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The best checkpoint, and early stopping."""
 
+import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +11,12 @@ import yaml
 
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
+from detlite.engine.hooks import Hook
 from detlite.engine.hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
+from detlite.evaluation import MetricValue
 from tests.engine.toy import read_metrics
+
+LOW = partial(MetricValue, lower_is_better=True)
 
 
 @pytest.mark.parametrize(
@@ -18,7 +24,7 @@ from tests.engine.toy import read_metrics
     [
         ("bbox/AP", [None, 0.1, 0.3, 0.2, 0.3], 2),
         ("val/bbox/AP", [0.1, 0.0, 0.2, 0.1, 0.2], 2),
-        ("val/loss/total", [3.0, 2.0, None, 1.0, 1.5, 1.0], 3),  # the lowest one
+        ("val/loss/total", [*map(LOW, (3.0, 2.0)), None, *map(LOW, (1.0, 1.5, 1.0))], 3),
         ("", [0.5], None),
     ],
 )
@@ -48,6 +54,7 @@ def test_the_best_value_is_kept_until_patience_ends(tmp_path, metric, values, ke
         ("bbox/ap", "bbox/ap is not among the metrics: val/bbox/AP, val/bbox/AP50, "),
         ("other/bbox/AP", "other/bbox/AP is not among the metrics: val/bbox/AP"),
         ("loss/total", "loss/total is not among the metrics: val/bbox/AP"),
+        ("bbox/per_category", "bbox/per_category is not among the metrics: val/bbox/AP"),
         ("val average/bbox/AP", "val average/bbox/AP is not among the metrics: val/bbox/AP"),
     ],
 )
@@ -63,6 +70,27 @@ def test_an_undefined_metric_does_not_end_a_run(train_toy, caplog):
     cfg, _ = train_toy(*opts)
     assert len(read_metrics(cfg.OUTPUT_DIR)) == 4
     assert "BEST_METRIC bbox/APl is undefined, because the test set has no such" in caplog.text
+    early = "BEST_METRIC bbox/APl is undefined without detections. If the test set has no such"
+    assert early in caplog.messages[0]
+
+
+class CountsErrors(Hook):
+    """Adds a metric that is better when it is lower, and grows."""
+
+    error = 0.0
+
+    def after_evaluation(self, metrics):
+        self.error += 1
+        metrics["val"]["counts"] = {"error": LOW(self.error)}
+
+
+def test_metrics_of_hooks_are_written_and_can_be_the_best(train_toy):
+    opts = ["SOLVER.BEST_METRIC", "counts/error", "SOLVER.TEST_PERIOD", 1]
+    cfg, metrics = train_toy(*opts, hooks=[CountsErrors()])
+    folder = Path(cfg.OUTPUT_DIR)
+    written = json.loads((folder / "evaluation.json").read_text())
+    assert written["counts"] == metrics["val"]["counts"] == {"error": 4.0}
+    assert read_checkpoint(folder / "model_best.pth").training["iteration"] == 1
 
 
 def test_the_best_averaged_weights_are_kept_as_weights(train_toy):
