@@ -1,6 +1,7 @@
 """Registries: named tables of builders, one for each extension point."""
 
 import difflib
+import filecmp
 import importlib
 import os
 import sys
@@ -10,6 +11,8 @@ from typing import Generic, TypeVar
 from detlite.errors import ConfigError
 
 T = TypeVar("T")
+
+EXTENSION_MODULE = "extension:"  # start of the names of modules that are files of IMPORTS
 
 
 class Registry(Generic[T]):
@@ -79,9 +82,16 @@ class Registry(Generic[T]):
 
 
 def _is_same_code(first: object, second: object) -> bool:
-    """Return True if two builders come from one file that was imported as two modules."""
+    """Return True if two builders come from one file that was imported as two modules.
+
+    Files of IMPORTS may have changed in between, see `detlite.config.extensions`.
+    """
     modules = [getattr(builder, "__module__", "") for builder in (first, second)]
-    files = {getattr(sys.modules.get(module), "__file__", None) or module for module in modules}
-    files = {os.path.realpath(file) for file in files}
     names = {getattr(builder, "__qualname__", id(builder)) for builder in (first, second)}
-    return modules[0] != modules[1] and len(files) == len(names) == 1
+    if modules[0] == modules[1] or len(names) > 1:
+        return False
+    versions = {module.partition("@")[0] for module in modules}
+    if len(versions) == 1 and modules[0].startswith(EXTENSION_MODULE):
+        return True
+    files = [getattr(sys.modules.get(module), "__file__", None) or "" for module in modules]
+    return all(map(os.path.isfile, files)) and filecmp.cmp(files[0], files[1], shallow=False)

@@ -3,10 +3,7 @@
 import ast
 import contextlib
 import difflib
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,17 @@ from yacs.config import CfgNode
 
 from detlite.errors import ConfigError
 
-from .files import expand_path, find_config, parse_yaml, read_chain, recognize
+from .extensions import import_extensions
+from .files import find_config, parse_yaml, read_chain, recognize
 from .maskrcnn_benchmark import RESTATING, translate
+from .removed import KEYS as REMOVED
 from .removed import is_ignored
 from .schema import KEYS, Key
 from .schema.rules import check_rules
 
 _BY_NAME = {key.name: key for key in KEYS}
+_OWN_KEYS = ". Declare keys of your own in a file of IMPORTS, see docs/extending.md"
+_SIMILAR, _MAX_UNKNOWN = 0.85, 100
 # Exactly one of them is set. Setting one unsets the others if an earlier source set them.
 _ALTERNATIVES = ("SOLVER.MAX_ITER", "SOLVER.MAX_EPOCHS", "SOLVER.MAX_MINUTES")
 
@@ -51,10 +52,7 @@ def load_config(
         ConfigError: a file cannot be read, a key is unknown, or a value is invalid or contradicts
             another one.
     """
-    if path is None:
-        return _resolve([], opts, Path(), complete)
-    path = find_config(path)
-    return _resolve(read_chain(path), opts, path.parent, complete)
+    return _resolve([] if path is None else read_chain(find_config(path)), opts, complete)
 
 
 def config_from(
@@ -71,28 +69,33 @@ def config_from(
         base: the `_BASE_`: a file, or the name of one of detlite's configs.
     """
     chain = read_chain(find_config(base)) if base else []
-    return _resolve([*chain, (source, content)], opts, Path(), stored=source)
+    return _resolve([*chain, (source, content)], opts, stored=source)
 
 
 def _resolve(
     chain: list[tuple[Path, dict[str, Any]]],
     opts: Sequence[Any],
-    folder: Path,
     complete: Callable[[CfgNode], None] | None = None,
     stored: Path | None = None,
 ) -> CfgNode:
-    """Combine files and overrides to a config; IMPORTS are relative to `folder`.
+    """Combine files and overrides to a config.
 
     `stored` is the source in `chain` that describes trained weights, see `is_ignored`.
     """
     if len(opts) % 2:
         raise ConfigError(f"overrides are pairs KEY VALUE: {opts[-1]!r} has no value")
+    overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
+    own, imports = _import_all(chain, overrides)
+    keys = _BY_NAME | own
+    sources = [(str(file), flatten(content, known=keys)) for file, content in chain]
+    sources.append(("overrides", overrides))
+    _check_names(keys, sources, {str(file): recognize(content) for file, content in chain})
     cfg = default_config()
+    for key in own.values():
+        _set(cfg, key.name, key.default)
     keys_set: set[str] = set()
     restating: dict[str, tuple[Key, Any]] = {}
-    overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
-    sources = [(str(file), flatten(content), recognize(content)) for file, content in chain]
-    for source, rows, hint in (*sources, ("overrides", overrides, "")):
+    for source, rows in sources:
         # A key overrides the keys of earlier sources that only restate it.
         names = {name for name, _ in rows}
         restating = {n: pair for n, pair in restating.items() if pair[0].origin not in names}
@@ -100,15 +103,13 @@ def _resolve(
             for name in _ALTERNATIVES:
                 _set(cfg, name, None)
         for name, value in rows:
-            if is_ignored(name, value, source, stored=source == str(stored)):
+            if name not in own and is_ignored(name, value, source, stored=source == str(stored)):
                 continue
-            if name in _BY_NAME:
-                _set(cfg, name, _checked(_BY_NAME[name], value, source))
+            if name in keys:
+                _set(cfg, name, _checked(keys[name], value, source))
                 keys_set.add(name)
-            elif name in RESTATING:
-                restating[name] = RESTATING[name], _checked(RESTATING[name], value, source)
             else:
-                raise ConfigError(f"{source}: {_why_unknown(name)}{hint}")
+                restating[name] = RESTATING[name], _checked(RESTATING[name], value, source)
         lengths = {name: cfg.SOLVER[name.removeprefix("SOLVER.")] for name in _ALTERNATIVES}
         stated = [f"{name} {value}" for name, value in lengths.items() if value is not None]
         if len(stated) != 1:
@@ -116,26 +117,81 @@ def _resolve(
                 f"{source}: set exactly one of {', '.join(_ALTERNATIVES)} as the length of the "
                 f"run; set is {' and '.join(stated) or 'none'}"
             )
+    cfg.IMPORTS = imports
     if restating:
         translate(cfg, {name: value for name, (_, value) in restating.items()}, keys_set)
     check_rules(cfg)
-    _import_extensions(cfg.IMPORTS, folder)
     if complete:
         complete(cfg)
     cfg.freeze()
     return cfg
 
 
-def flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the names and values of all keys in nested sections."""
+def _import_all(
+    chain: list[tuple[Path, dict[str, Any]]], overrides: list[tuple[str, Any]]
+) -> tuple[dict[str, Key], tuple[str, ...]]:
+    """Import the extensions of all files and overrides, see `import_extensions`."""
+    key = _BY_NAME["IMPORTS"]
+    values = [(file, content[key.name]) for file, content in chain if key.name in content]
+    values += [(Path("overrides"), value) for name, value in overrides if name == key.name]
+    return import_extensions(
+        [(name, file.parent) for file, value in values for name in _checked(key, value, str(file))]
+    )
+
+
+def keys_of(cfg: CfgNode) -> dict[str, Key]:
+    """Return all keys of a loaded config by name, also those that its extensions declare."""
+    return _BY_NAME | import_extensions([(name, Path()) for name in cfg.IMPORTS])[0]
+
+
+def flatten(
+    node: dict[str, Any], prefix: str = "", known: Mapping[str, Key] = _BY_NAME
+) -> list[tuple[str, Any]]:
+    """Return the names and values of all keys in nested sections; `known` keys are no sections."""
     rows = []
     for part, value in node.items():
         name = f"{prefix}{part}"
-        if isinstance(value, dict) and name not in _BY_NAME:
-            rows += flatten(value, name + ".")
+        if isinstance(value, dict) and name not in known:
+            rows += flatten(value, name + ".", known)
         else:
             rows.append((name, value))
     return rows
+
+
+def _check_names(
+    keys: Mapping[str, Key],
+    sources: Sequence[tuple[str, list[tuple[str, Any]]]],
+    hints: Mapping[str, str],
+) -> None:
+    """Raise a ConfigError that lists the unknown keys of a source.
+
+    `hints` say which other program wrote a file, see `recognize`.
+    """
+    for source, rows in sources:
+        names = [n for n, _ in rows if not (n in keys or n in RESTATING or n in REMOVED)]
+        if names:
+            listed = ", ".join(_describe_unknown(name, keys) for name in names[:_MAX_UNKNOWN])
+            more = len(names) - _MAX_UNKNOWN
+            raise ConfigError(
+                f"{source}: unknown config key{'s' if names[1:] else ''} {listed}"
+                f"{f' and {more} more' if more > 0 else ''}{hints.get(source) or _OWN_KEYS}"
+            )
+
+
+def _describe_unknown(name: str, keys: Mapping[str, Key]) -> str:
+    """Return an unknown name with the most similar key, if any is really similar."""
+    # YAML allows line breaks and other control characters in keys.
+    text = name if name.isprintable() else repr(name)
+    if inside := next((known for known in keys if known.startswith(name + ".")), None):
+        return f"{text} (a section with keys such as {inside})"
+    section, _, leaf = name.upper().rpartition(".")
+    for known in difflib.get_close_matches(name.upper(), keys, n=5, cutoff=_SIMILAR):
+        known_section, _, known_leaf = known.rpartition(".")
+        pairs = (section, known_section), (leaf, known_leaf)
+        if all(difflib.SequenceMatcher(None, *pair).ratio() >= _SIMILAR for pair in pairs):
+            return f"{text} (did you mean {known}?)"
+    other = [known for known in keys if not section and known.endswith("." + leaf)]
+    return f"{text} (did you mean {other[0]}?)" if len(other) == 1 else text
 
 
 def _checked(key: Key, value: Any, source: str) -> Any:
@@ -182,16 +238,6 @@ def _convert(value: Any, key_type: type) -> Any:
     return value
 
 
-def _why_unknown(name: str) -> str:
-    keys = [known for known in _BY_NAME if known.startswith(name + ".")]
-    if keys:
-        return f"{name} is a section with keys such as {keys[0]}, not a key"
-    close = difflib.get_close_matches(name.upper(), _BY_NAME, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    # YAML allows line breaks and other control characters in keys.
-    return f"unknown config key {name if name.isprintable() else repr(name)}{hint}"
-
-
 def _as_tuples(values: Sequence[Any]) -> tuple[Any, ...]:
     """Convert lists to tuples at every depth: YAML has only lists, and [1] != (1,)."""
     return tuple(_as_tuples(v) if isinstance(v, (tuple, list)) else v for v in values)
@@ -202,30 +248,3 @@ def _set(cfg: CfgNode, name: str, value: Any) -> None:
     for parent in parents:
         cfg = cfg.setdefault(parent, CfgNode())
     cfg[leaf] = value
-
-
-def _import_extensions(names: Sequence[str], folder: Path) -> None:
-    """Import the user's modules and files, which register components; each file only once."""
-    for name in names:
-        try:
-            if not name.endswith(".py"):
-                importlib.import_module(name)
-                continue
-            file = expand_path(name)
-            file = file if file.exists() else folder / file
-            module_name = f"detlite_import_{file.resolve().as_posix()}"
-            if module_name in sys.modules:
-                continue
-            spec = importlib.util.spec_from_file_location(module_name, file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            # Added before it runs, as for any import: dataclasses look up their module.
-            sys.modules[module_name] = module
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[module_name]
-                raise
-        except (ImportError, OSError) as error:
-            raise ConfigError(f"IMPORTS: cannot import {name!r}: {error}") from error

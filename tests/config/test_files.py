@@ -27,5 +27,5 @@ def test_recognize(content, program):
 def test_only_the_file_with_the_unknown_key_is_recognized(tmp_path):
     (tmp_path / "base.yaml").write_text("SOLVR: {MAX_ITER: 3}")
     (tmp_path / "mine.yaml").write_text("_BASE_: base.yaml\nVERSION: 2")
-    with pytest.raises(ConfigError, match=r"base\.yaml: unknown config key SOLVR\.MAX_ITER.*\?$"):
+    with pytest.raises(ConfigError, match=r"base\.yaml: unknown config key SOLVR\.MAX_ITER \("):
         load_config(tmp_path / "mine.yaml")

@@ -1,7 +1,5 @@
 """Test files, inheritance, overrides and invalid values."""
 
-import sys
-from importlib import import_module
 from itertools import pairwise
 
 import pytest
@@ -56,13 +54,13 @@ def test_file_changes_only_its_keys(write):
         ),
         ("- 1\n- 2\n", "contains list instead of keys and values"),
         ("just words", "contains str instead of keys and values"),
-        ("MODEL:\nSEED: 1", "MODEL is a section with keys such as MODEL."),
-        ("MODEL: 3", "MODEL is a section with keys such as MODEL."),
+        ("MODEL:\nSEED: 1", "unknown config key MODEL (a section with keys such as MODEL."),
+        ("MODEL: 3", "unknown config key MODEL (a section with keys such as MODEL."),
         ("SOLVER: {BASE_LR: {X: 1}}", "SOLVER.BASE_LR is {'X': 1}"),
         ("_BASE_: 3", "_BASE_ must be a path or a list of paths, not 3"),
         ("_BASE_: [a.yaml, 3]", "_BASE_ must be a path or a list of paths, not ['a.yaml'"),
         ("_BASE_: {a: b.yaml}", "_BASE_ must be a path or a list of paths, not {'a'"),
-        ('DATALOADER: {"\\n": 0}', r"unknown config key 'DATALOADER.\n'; did you mean"),
+        ('DATALOADER: {"\\n": 0}', r"unknown config key 'DATALOADER.\n'."),
         ("1: 2", "unknown config key 1"),
         ("SEED: !!python/object/apply:os.getpid []", "is not YAML"),
         (
@@ -248,14 +246,31 @@ def test_override_without_value():
         ("MODEL.ROI_BOX_HEAD.POOLER_TYP", "MODEL.ROI_BOX_HEAD.POOLER_TYPE"),
         ("MODEL.WEIGHTS", "MODEL.WEIGHT"),
         ("BASE_LR", "SOLVER.BASE_LR"),
+        ("MODEL.FCOS.NUM_CONVS", ""),
+        ("MODEL.ROI_BOX_HEAD.LOSS_WEIGHTS", ""),
+        ("NORM", ""),  # of several sections
         ("qqq", ""),
+        ("Q" * 100_000, ""),
     ],
 )
-def test_unknown_key_suggests_the_nearest(name, nearest):
+def test_unknown_key_suggests_only_a_similar_one(name, nearest):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, 1])
-    suggestion = f"; did you mean {nearest}?" if nearest else ""
-    assert str(error.value).endswith(f"unknown config key {name}{suggestion}")
+    suggestion = f" (did you mean {nearest}?)" if nearest else ""
+    advice = "Declare keys of your own in a file of IMPORTS, see docs/extending.md"
+    assert str(error.value) == f"overrides: unknown config key {name}{suggestion}. {advice}"
+
+
+def test_all_unknown_keys_of_a_file_are_listed(write):
+    lines = [f"    KEY_{number}: 1" for number in range(58)]
+    text = "\n".join(["MODEL:", "  OWN:", *lines, "SOLVER: {BASE_LRR: fast, GAMMA: slow}"])
+    with pytest.raises(ConfigError) as error:
+        load_config(write(text))
+    message = str(error.value)
+    assert "unknown config keys MODEL.OWN.KEY_0, MODEL.OWN.KEY_1, " in message
+    assert "MODEL.OWN.KEY_57, SOLVER.BASE_LRR (did you mean SOLVER.BASE_LR?). Decl" in message
+    with pytest.raises(ConfigError, match=r"OWN\.KEY_99 and 900 more\. Declare"):
+        load_config(write("MODEL: {OWN: {" + ", ".join(f"KEY_{n}: 1" for n in range(1000)) + "}}"))
 
 
 # ---- types
@@ -408,74 +423,6 @@ def test_expand_path(monkeypatch, text, expected):
             expand_path(text)
     else:
         assert str(expand_path(text)) == expected
-
-
-# ---- IMPORTS
-
-
-_OWN_BACKBONE = """
-from __future__ import annotations
-from dataclasses import dataclass
-from torch import nn
-from detlite.modeling.backbone import BACKBONES, Backbone
-
-@dataclass
-class Widths:
-    first: int = 8
-
-class Body(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, Widths().first, 3, stride=8, padding=1)
-    def forward(self, x):
-        return [self.conv(x)]
-
-@BACKBONES.register("{name}")
-def build(cfg):
-    return Backbone(Body(), nn.Identity(), 8, strides=(8,), pooled=1)
-"""
-
-
-def test_imports_registers_a_users_backbone(write):
-    from detlite.modeling.backbone import BACKBONES, build_backbone
-
-    write(_OWN_BACKBONE.replace("{name}", "one-conv"), "own.py")
-    text = "IMPORTS: [own.py]\nMODEL: {BACKBONE: {CONV_BODY: one-conv}}"
-    for _ in range(2):  # the second load finds it registered and does not run the file again
-        cfg = load_config(write(text))
-        assert BACKBONES.get("one-conv", "")
-    assert build_backbone(cfg).strides == (8,)
-    again = load_config(write(cfg.dump(), "resolved.yaml"))
-    assert again == cfg
-
-
-def test_a_module_may_be_imported_and_listed_in_imports(write, monkeypatch):
-    file = write(_OWN_BACKBONE.replace("{name}", "twice"), "own_twice.py")
-    monkeypatch.syspath_prepend(file.parent)
-    import_module("own_twice")
-    (link := file.parent / "link.py").symlink_to(file)  # or any other path of the file
-    load_config(None, ["IMPORTS", (str(link),)])
-    other = write(_OWN_BACKBONE.replace("{name}", "twice"), "own_other.py")
-    with pytest.raises(ValueError, match="backbone 'twice' is already registered"):
-        load_config(None, ["IMPORTS", (str(other),)])
-
-
-def test_imports_accepts_installed_modules():
-    sys.modules.pop("this_module_does_not_exist", None)
-    assert load_config(None, ["IMPORTS", ("json",)]).IMPORTS == ("json",)
-
-
-@pytest.mark.parametrize("name", ["this_module_does_not_exist", "no_such_file.py"])
-def test_imports_that_cannot_be_found(name):
-    with pytest.raises(ConfigError, match=f"IMPORTS: cannot import '{name}'"):
-        load_config(None, ["IMPORTS", (name,)])
-
-
-def test_failed_import_is_repeated(write):
-    file = write("import this_module_does_not_exist", "broken.py")
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="this_module_does_not_exist"):
-            load_config(None, ["IMPORTS", (str(file),)])
 
 
 # ---- the resolved config

@@ -62,7 +62,7 @@ def run_block(tmp_path):
 
 
 def test_every_block_is_tested_here():
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7
 
 
 def test_table_lists_every_registry(tiny_config):
@@ -147,6 +147,11 @@ def test_unknown_names_name_the_key(tiny_config, key):
                       "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", key, "other")  # fmt: skip
     with pytest.raises(ConfigError, match=f"{re.escape(key)}: unknown .* 'other'; .*known: .*"):
         build_optimizer(cfg, build_model(cfg))
+
+
+def test_own_keys(run_block, tiny_config):
+    cfg = tiny_config("IMPORTS", run_block("declare_keys"), "DISTILL.LOSS", "mse")
+    assert dict(cfg.DISTILL) == {"TEACHER": "", "TEMPERATURE": 2.0, "LOSS": "mse"}
 
 
 def test_dataset_of_a_table(run_block, tiny_config, tmp_path):

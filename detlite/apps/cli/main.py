@@ -25,6 +25,7 @@ COMMANDS = {
     "predict": "detect objects in images, folders of images, or a video",
     "serve": "detect objects over HTTP, with a web page to try the model",
     "report": "write an HTML page about one or several runs: metrics, errors, comparison",
+    "config": "print the keys of a config with their values and descriptions",
     "browse": "write an HTML page of augmented training images with their objects and anchors",
     "check": "find all defects of a dataset before training",
     "convert": "convert weights of another framework to a checkpoint",

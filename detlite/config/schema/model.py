@@ -16,7 +16,9 @@ from detlite.config.key import (
 from detlite.conventions import CONVENTIONS
 
 _RUN = {
-    Key("IMPORTS", (), strings): "modules or .py files with your own registered components",
+    Key("IMPORTS", (), strings): (
+        "modules, or .py files relative to the file that names them, with your components and keys"
+    ),
     Key("OUTPUT_DIR", "output"): "folder for logs, checkpoints and results",
     Key("SEED", 0, in_range(0, 2**63 - 2**16)): "seed of sampling, augmentation and initialization",
     Key("DTYPE", "float32", one_of("auto", "float32", "float16", "bfloat16")): (

@@ -1,0 +1,138 @@
+"""Extensions: the user's modules and files in IMPORTS, and config keys that they declare."""
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from detlite.errors import ConfigError
+from detlite.registry import EXTENSION_MODULE
+
+from .files import expand_path
+from .key import Key
+from .schema import KEYS
+
+_TYPES = (bool, int, float, str, tuple, list)
+# The declared keys by the module of the file; "": by other modules, for all configs.
+_DECLARED: dict[str, dict[str, Key]] = {}
+_newest: dict[str, str] = {}  # the module that was loaded last from a file of each name
+
+
+def declare_keys(section: str, keys: Mapping[Key, str]) -> None:
+    """Declare config keys of your own, usually in a file of IMPORTS.
+
+    They are in all configs that list the file in IMPORTS. Keys of modules that are imported in
+    another way are in all configs of the process.
+
+        KEYS = {Key("RADIUS", 1.5, positive): "radius of positive locations, in strides"}
+        declare_keys("MODEL.FCOS", KEYS)
+
+    Args:
+        section: the section of the keys, a new one or one of detlite's.
+        keys: keys, whose defaults determine their types, and their descriptions.
+
+    Raises:
+        ConfigError: a declaration is invalid or contradicts another key.
+    """
+    module = sys._getframe(1).f_globals.get("__name__", "")  # the caller's
+    own = _DECLARED.setdefault(module if module.startswith(EXTENSION_MODULE) else "", {})
+    for key, doc in keys.items():
+        name = f"{section}.{key.name}".removeprefix(".")
+        own[name] = replace(key, name=name, doc=doc)
+        if problem := _problem(own[name], [known.name for known in KEYS]):
+            del own[name]
+            raise ConfigError(f"cannot declare the config key {name}: {problem}")
+
+
+def _problem(key: Key, known: Sequence[str]) -> str:
+    """Return why a key cannot be declared, or ""."""
+    key_type = key.optional_type or type(key.default)
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*(\.[A-Z][A-Z0-9_]*)*", key.name):
+        return "write names in capitals"
+    if any(f"{key.name}.".startswith(f"{other}.") for other in known):
+        return "detlite has this key"
+    if any(other.startswith(f"{key.name}.") for other in known):
+        return "detlite has a section of this name"
+    if key_type not in _TYPES:
+        types = ", ".join(known_type.__name__ for known_type in _TYPES)
+        return f"its type is {key_type.__name__}, but must be one of {types}"
+    if not key.doc:
+        return "describe it in a sentence"
+    if key.default is not None and key.check and (expected := key.check(key.default)):
+        return f"its default is {key.default!r}, but must be {expected}"
+    return ""
+
+
+def import_extensions(names: Sequence[tuple[str, Path]]) -> tuple[dict[str, Key], tuple[str, ...]]:
+    """Import modules and files, which register components and declare keys.
+
+    Args:
+        names: module names, and paths that end in .py, each with the folder to which it is
+            relative.
+
+    Returns:
+        The declared keys by name, and the value of IMPORTS that finds the files from any folder.
+
+    Raises:
+        ConfigError: a module cannot be imported, two files have the same name, or both declare the
+            same key.
+    """
+    imports: dict[str, str] = {}  # the values of IMPORTS by module
+    files: dict[str, str] = {}  # the modules by file name
+    own: dict[str, str] = {}  # the files by declared key
+    for name, folder in names:
+        try:
+            if not name.endswith(".py"):
+                importlib.import_module(name)
+                imports[name] = name
+                continue
+            file = (folder / expand_path(name)).absolute()
+            module = _import_file(file)
+        except (ImportError, OSError) as error:
+            raise ConfigError(f"IMPORTS: cannot import {name!r}: {error}") from error
+        known = files.setdefault(file.name, module)
+        if known != module:
+            raise ConfigError(
+                f"IMPORTS: {imports[known]} and {file} have the same name: rename one, because the "
+                "folder of a run contains copies of both"
+            )
+        imports.setdefault(module, str(file))
+        for key in _DECLARED.get(module, {}):
+            if own.setdefault(key, module) != module:
+                raise ConfigError(
+                    f"IMPORTS: {imports[own[key]]} and {file} declare the same config key {key}"
+                )
+    modules = ["", *imports]
+    keys = {name: key for module in modules for name, key in _DECLARED.get(module, {}).items()}
+    return keys, tuple(imports.values())
+
+
+def _import_file(file: Path) -> str:
+    """Import a file unless it is loaded already, and return the name of its module.
+
+    The name contains a digest of the content. Copies of a file, such as the one in the folder of a
+    run, are therefore the same module, and a changed file is loaded again.
+    """
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    name = f"{EXTENSION_MODULE}{file.name}@{digest}"
+    if name in sys.modules and _newest.get(file.name) == name:
+        return name
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Added before it runs, as for any import: dataclasses look up their module.
+    sys.modules[name] = module
+    _DECLARED.pop(name, None)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        _DECLARED.pop(name, None)
+        raise
+    _newest[file.name] = name
+    return name
