@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from detlite import __version__, errors
+from detlite.apps.cli import removed
 from detlite.apps.cli.options import add_options, collect_overrides
 from detlite.files.errors import DataError
 from detlite.threads import wait_passively
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"detlite {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in removed.COMMANDS:
+        parser.error(f"{words[0]} was removed: {removed.COMMANDS[words[0]]}")
     return run_command(parser.parse_args(words[:1]).command, words[1:])
 
 
@@ -84,6 +87,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     command = importlib.import_module(f"detlite.apps.cli.{name}")
     parser = build_parser(name)
     for word, value in pairwise([*arguments, "-"]):
+        for option in (word.partition("=")[0], word.replace("=", " ", 1), f"{word} {value}"):
+            if (name, option) in removed.OPTIONS:
+                parser.error(f"{option} was removed: {removed.OPTIONS[name, option]}")
         if word.startswith("--") and (not value or word.endswith("=")):  # of an unset variable
             parser.error(f"{word}: the value is empty")
     try:

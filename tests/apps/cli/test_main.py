@@ -52,7 +52,7 @@ def help_of(command, capsys):
 
 def test_every_command_has_a_module(repo_root):
     files = {file.stem for file in (repo_root / "detlite/apps/cli").glob("[a-z]*.py")}
-    assert files - {"main", "options"} == COMMANDS.keys()
+    assert files - {"main", "options", "removed"} == COMMANDS.keys()
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,11 @@ def test_every_command_has_a_module(repo_root):
         ([], "usage: detlite"),
         (["--resume", "train"], "usage: detlite"),
         (["trian", "--batch", "x"], "choose"),
+        (["replay", "--batch", "x"], r"replay was removed: .*names its images"),
+        (["suggest"], r"suggest was removed: .*predict --format coco"),
+        (["train", "--unlabeled=x"], "--unlabeled was removed: .*predict --format coco"),
+        (["export", "--format", "aoti"], "--format aoti was removed: use onnx"),
+        (["export", "--format=aoti"], "--format aoti was removed: use onnx"),
         (["predict", "--output", ""], "--output: the value is empty"),  # "" is the current folder
         (["test", "--data="], "--data=: the value is empty"),
     ],
