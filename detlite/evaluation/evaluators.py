@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset
+from detlite.data.datasets.catalog import listed_names
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.transforms.tiles import tile_windows
 from detlite.registry import Registry
@@ -73,15 +73,11 @@ def build_evaluators(cfg: CfgNode, dataset: CocoDataset) -> dict[str, Evaluator]
     """
     predicted = predicted_kinds(cfg)
     by_type = _BY_DATASET_TYPE.get(dataset.kind, ("coco",))
-    names: Any = [name for name in by_type if EVALUATORS.get(name).kind in predicted]
+    names: Sequence[str] = [name for name in by_type if EVALUATORS.get(name).kind in predicted]
     if "box_proposal" in predicted:
         names = ["proposals"]
+    names = listed_names(cfg, dataset.name, "evaluators", names)
     where = f"DATASETS.CATALOG, {dataset.name}, evaluators"
-    for entry in cfg.DATASETS.CATALOG:
-        if entry["name"] == dataset.name and "evaluators" in entry:
-            names = entry["evaluators"]
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise ConfigError(f"{where} is {names!r}, but must be a list of names")
     evaluators = {name: EVALUATORS.get(name, where)() for name in names}
     for name, evaluator in evaluators.items():
         if evaluator.kind not in ("", *predicted):

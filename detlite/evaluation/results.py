@@ -80,8 +80,8 @@ class Results:
         if self.keypoints is not None:
             points = self.keypoints[chunk]
             columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
-        for name, values in self.fields.items():
-            columns[name] = map(object_field(name).write, torch.from_numpy(values[chunk]))
+        for name, own in self.fields.items():
+            columns[name] = map(object_field(name).write, torch.from_numpy(own[chunk]))
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
 

@@ -28,7 +28,6 @@ from detlite.registry import Registry
 from detlite.structures.instances import Detections
 from detlite.structures.masks.rle import draw_runs
 from detlite.structures.masks.rotated_box import rotated_box
-from detlite.structures.object_fields import object_field
 
 from .inputs import data_of, is_any_url, is_camera, is_video_name, split_page
 from .options import UNMEASURED_THRESHOLD
@@ -226,14 +225,13 @@ def to_prediction(
     """Map the detections of a model to the original image, and paste their masks."""
     size, convention = loaded.size, model.convention
     detections = detections.to("cpu")
-    detections = replace(detections, boxes=detections.boxes.float())
+    boxes, scores = detections.boxes.float(), detections.scores.float()
+    detections = replace(detections, boxes=boxes, scores=scores)
     detections = detections.rescale(size_of(loaded.network_input), size, convention)
     categories = categories_of(detections.labels, model.categories)
     prediction = Prediction(
         size=size,
-        boxes=detections.boxes,
-        labels=detections.labels,
-        scores=detections.scores.float(),
+        **detections.public_fields(),
         category_ids=[category["id"] for category in categories],
         names=[category["name"] for category in categories],
     )
@@ -245,9 +243,4 @@ def to_prediction(
         prediction["masks"] = bitmaps = torch.zeros((len(rles), *size), dtype=torch.bool)
         for bitmap, mask in zip(bitmaps.numpy(), rles, strict=True):
             draw_runs(bitmap, mask["counts"])
-    if detections.keypoints is not None:
-        prediction["keypoints"] = detections.keypoints
-        prediction["keypoints_scores"] = detections.keypoint_scores
-    for name, values in detections.extra_fields.items():
-        prediction[object_field(name).name] = values
     return prediction

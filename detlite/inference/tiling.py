@@ -14,7 +14,6 @@ from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from detlite.config import ConfigError
@@ -120,7 +119,6 @@ def _shift(detections: Detections, tile: Tile) -> Detections:
     corner = detections.boxes.new_tensor([tile.x1, tile.y1])
     return detections.map_coordinates(
         lambda boxes: boxes + corner.repeat(2),
-        lambda keypoints: keypoints + F.pad(corner, (0, 1)),
         ((1.0, 0.0, tile.x1), (0.0, 1.0, tile.y1)),
     )
 

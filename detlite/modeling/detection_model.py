@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from detlite.conventions import Convention
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
 from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
-from detlite.structures.object_fields import object_field
 
 from .backbone import Backbone
 from .input_checks import check_images
@@ -218,14 +217,9 @@ class DetectionModel(nn.Module, ABC):
 
     def _as_dict(self, detections: Detections, image: Tensor) -> dict[str, Tensor]:
         """Convert the detections of an image to torchvision's dict."""
-        boxes = detections.boxes
-        result = {"boxes": boxes, "scores": detections.scores, "labels": detections.labels}
+        result = detections.public_fields()
         if (probs := detections.mask_probs) is not None:
             height, width = image.shape[-2:]
             covered = paste_boxes(detections.pasting_boxes, probs.shape[-1], self.convention)
             result["masks"] = paste_probabilities(probs, covered, (height, width))[:, None]
-        if detections.keypoints is not None and detections.keypoint_scores is not None:
-            result["keypoints"] = detections.keypoints
-            result["keypoints_scores"] = detections.keypoint_scores
-        own = detections.extra_fields
-        return result | {object_field(name).name: values for name, values in own.items()}
+        return result

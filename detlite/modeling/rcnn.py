@@ -56,7 +56,7 @@ class GeneralizedRCNN(DetectionModel):
     @property
     def required_targets(self) -> tuple[str, ...]:
         """The fields that train the mask, keypoint and own heads."""
-        return tuple(self.roi_heads.heads)
+        return tuple(dict.fromkeys(head.target for head in self.roi_heads.heads.values()))
 
     def losses(
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None

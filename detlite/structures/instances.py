@@ -19,9 +19,8 @@ from detlite.conventions import Convention
 
 from . import to_device
 from .boxes import rescale
-from .keypoints import rescale_keypoints
 from .masks.packed import PackedMasks
-from .object_fields import Affine, Size, move_fields, resizing
+from .object_fields import Affine, Size, move_fields, move_points, object_field, resizing
 
 # Own fields, and the outputs of TEST.EXTRA_OUTPUTS: "class_scores" [B, D, K - 1] in 0..1 of all
 # classes but the background, and "features" [B, D, C] of the box head.
@@ -140,28 +139,23 @@ class Detections(PredictedBoxes):
     mask_probs: Tensor | None = None  # [B, D, M, M], the mask within each box
     mask_boxes: Tensor | None = None  # [B, D, 4], boxes that masks fill; None: `boxes`
     keypoints: Tensor | None = None  # [B, D, K, 3] of (x, y, 1)
+    # No name may be the start of another one: torch.export confuses them in its checks.
     keypoint_scores: Tensor | None = None  # [B, D, K], logits
 
     def rescale(self, from_size: Size, to_size: Size, convention: Convention) -> Detections:
         """Scale boxes and keypoints from one (height, width) of their image to another."""
         return self.map_coordinates(
             lambda boxes: rescale(boxes, from_size, to_size, convention),
-            lambda keypoints: rescale_keypoints(keypoints, from_size, to_size),
             resizing(from_size, to_size),
         )
 
-    def map_coordinates(
-        self,
-        boxes: Callable[[Tensor], Tensor],
-        keypoints: Callable[[Tensor], Tensor],
-        matrix: Affine,
-    ) -> Detections:
-        """Apply functions to `boxes` and `mask_boxes` and to `keypoints`, and move own fields."""
+    def map_coordinates(self, boxes: Callable[[Tensor], Tensor], matrix: Affine) -> Detections:
+        """Apply a function to `boxes` and `mask_boxes`, and move keypoints and own fields."""
         return replace(
             self,
             boxes=boxes(self.boxes),
             mask_boxes=None if self.mask_boxes is None else boxes(self.mask_boxes),
-            keypoints=None if self.keypoints is None else keypoints(self.keypoints),
+            keypoints=None if self.keypoints is None else move_points(self.keypoints, matrix),
             extra_fields=move_fields(self.extra_fields, matrix),
         )
 
@@ -174,7 +168,18 @@ class Detections(PredictedBoxes):
     def named_fields(self) -> dict[str, Tensor]:
         """Return all fields by name that are not None, with the extra fields."""
         typed = {name: value for name, value in vars(self).items() if value is not None}
-        return typed | typed.pop("extra_fields")
+        own: ExtraFields = typed.pop("extra_fields")
+        return typed | {object_field(name).name: value for name, value in own.items()}
+
+    def public_fields(self) -> dict[str, Tensor]:
+        """Return the fields that users get, without masks, which must be pasted first.
+
+        Scores of keypoints have torchvision's name.
+        """
+        hidden = ("valid", "mask_probs", "mask_boxes")
+        names = {"keypoint_scores": "keypoints_scores"}
+        named = self.named_fields().items()
+        return {names.get(name, name): value for name, value in named if name not in hidden}
 
     @property
     def pasting_boxes(self) -> Tensor:

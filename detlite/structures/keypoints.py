@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .boxes import Sizes, width_height
-
 # COCO stores keypoints as pixel indices, but boxes and masks in continuous coordinates.
 PIXEL_CENTER = 0.5
 
@@ -31,17 +29,6 @@ def to_heatmap_cells(keypoints: Tensor, boxes: Tensor, resolution: int) -> tuple
     cell = torch.where(xy == high, resolution - 1, cell)  # the far edge belongs to the last cell
     valid = ((cell >= 0) & (cell < resolution)).all(-1) & (keypoints[..., 2] > 0)
     return (cell[..., 1] * resolution + cell[..., 0]) * valid, valid
-
-
-def rescale_keypoints(keypoints: Tensor, from_size: Sizes, to_size: Sizes) -> Tensor:
-    """Scale keypoints `[..., N, P, 3]` of an image to another size of the same image.
-
-    Sizes are (height, width) of one image, or int `[B, 2]` of a batch.
-    """
-    factors = width_height(keypoints, to_size) / width_height(keypoints, from_size)
-    if factors.dim() > 1:  # of a batch: keypoints have one dimension more than boxes
-        factors = factors.unsqueeze(-2)
-    return torch.cat([keypoints[..., :2] * factors, keypoints[..., 2:]], dim=-1)
 
 
 # Left and right in English, German, French, Spanish, Italian and Portuguese, also within words, and

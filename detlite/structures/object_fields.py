@@ -16,12 +16,13 @@ Size = tuple[int, int]  # height, width
 # The rows of a matrix [2, 3] that maps a point (x, y, 1).
 Affine = Sequence[Sequence[float]]
 
-# Names of the other entries of targets, predictions and results.
+# Names of the other entries of targets, predictions, results and tables.
 _RESERVED = {
     "boxes", "scores", "labels", "valid", "masks", "mask_probs", "mask_boxes", "keypoints",
     "keypoint_scores", "keypoints_scores", "proposals", "ignored_boxes", "extra_fields", "size",
-    "names", "category_ids", "track_ids", "id", "image_id", "category_id", "score", "bbox",
-    "segmentation", "area", "rotated_box", "measures", "track_id", "label", "iscrowd", "ignore",
+    "name", "names", "category", "label", "x1", "y1", "x2", "y2", "class_name", "category_ids",
+    "track_ids", "id", "image_id", "category_id", "score", "bbox", "segmentation", "area",
+    "rotated_box", "measures", "track_id", "iscrowd", "ignore",
 }  # fmt: skip
 
 
@@ -34,7 +35,7 @@ class ObjectField:
         name: the name under which the class is registered.
         dtype, shape: of the value of one object; without a shape, targets cannot have the field.
         evaluated: True if the results of a dataset contain the detected values, for evaluators and
-            results_<dataset>.json. Predictions always contain them.
+            results_<dataset>.json, and so do CSV and Parquet. Predictions always contain them.
     """
 
     dtype: torch.dtype = torch.float32
@@ -58,11 +59,11 @@ class ObjectField:
         """Return the value of a detection in the form in which JSON files contain it."""
         return value.tolist()
 
-    def move(self, values: Tensor, matrix: Tensor) -> Tensor:
-        """Return values [N, ...] after each point (x, y) was moved to `matrix @ (x, y, 1)`.
+    def move(self, values: Tensor, matrix: Affine) -> Tensor:
+        """Return values [N, ...] after the points of the image were moved.
 
-        Override it for coordinates in pixels. `matrix` is [2, 3]; its determinant is negative if
-        the image was mirrored.
+        Override it for coordinates in pixels, with `move_points` or otherwise. The determinant of
+        the matrix is negative if the image was mirrored.
         """
         return values
 
@@ -88,6 +89,12 @@ def object_field(name: str) -> ObjectField:
     return (OBJECT_FIELDS.get(name) if name in OBJECT_FIELDS else ObjectField)(name)
 
 
+def own_values(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the evaluated own fields of an object in COCO's results format."""
+    own = {name: value for name, value in result.items() if name not in _RESERVED}
+    return {name: value for name, value in own.items() if object_field(name).evaluated}
+
+
 def target_fields(names: Iterable[str]) -> dict[str, ObjectField]:
     """Return those of the names that are declared fields of targets, with their declarations."""
     declared = {name: object_field(name) for name in names if name in OBJECT_FIELDS}
@@ -96,12 +103,15 @@ def target_fields(names: Iterable[str]) -> dict[str, ObjectField]:
 
 def move_fields(values: Mapping[str, Tensor], matrix: Affine) -> dict[str, Tensor]:
     """Return fields, by name, after the points of their image were moved, see `ObjectField`."""
-    moved = dict(values)
-    for name, value in values.items():
-        field = object_field(name)
-        if field.has_coordinates:
-            moved[name] = field.move(value, torch.tensor(matrix, device=value.device))
-    return moved
+    return {name: object_field(name).move(value, matrix) for name, value in values.items()}
+
+
+def move_points(points: Tensor, matrix: Affine) -> Tensor:
+    """Move points [..., 2 + C] of (x, y, ...) by a matrix; what follows x and y stays."""
+    # No matrix product, which autocast would compute in half precision.
+    x, y = points[..., 0], points[..., 1]
+    moved = [a * x + b * y + shift for a, b, shift in matrix]
+    return torch.cat([torch.stack(moved, dim=-1), points[..., 2:]], dim=-1)
 
 
 def resizing(from_size: Size, to_size: Size, flip_x: bool = False, flip_y: bool = False) -> Affine:

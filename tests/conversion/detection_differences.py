@@ -13,8 +13,8 @@ from detlite.modeling.detector import Detector
 from detlite.ops import paste_masks
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.keypoints import rescale_keypoints
 from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
+from detlite.structures.object_fields import move_points, resizing
 
 
 @dataclass
@@ -86,7 +86,7 @@ def in_original_image(
         else:
             result["rles"] = paste_masks(probs, boxes, size, model.mask_threshold)
     if "keypoints" in result:
-        result["keypoints"] = rescale_keypoints(result["keypoints"], input_size, size)
+        result["keypoints"] = move_points(result["keypoints"], resizing(input_size, size))
     return result
 
 

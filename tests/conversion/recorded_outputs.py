@@ -127,7 +127,7 @@ def _scores_as_probabilities(
         boxes, labels = detections["boxes"][None], detections["labels"][None]
         own = [level[index : index + 1] for level in features]
         packing = RowPacking(labels > 0, static_shapes=False)
-        maps = model.roi_heads.head_outputs(own, packing, boxes, labels)["keypoints"]
+        maps = model.roi_heads.head_outputs(own, packing, boxes, labels)["keypoint"]
         total = maps.flatten(2).logsumexp(dim=2)
         detections["keypoints_scores"] = (detections["keypoints_scores"] - total).exp()
 

@@ -211,7 +211,7 @@ def test_views_are_suppressed_together_and_their_maps_averaged(model, image):
         with torch.no_grad():
             packing = RowPacking(expected.valid, static_shapes=False)
             maps = model.roi_heads.head_outputs(features, packing, regions, expected.labels)
-        probs.append(maps["masks"].flip(-1) if view.flip else maps["masks"])
+        probs.append(maps["mask"].flip(-1) if view.flip else maps["mask"])
     torch.testing.assert_close(detections.mask_probs, torch.stack(probs).mean(0))
 
 

@@ -197,7 +197,7 @@ def loss_names(model: DetectionModel) -> set[str]:
     stages = len(getattr(model.roi_heads.box, "ious", ()))
     endings = [f"_stage{number}" for number in range(stages)] or [""]
     names |= {f"loss_{kind}{ending}" for kind in ("classifier", "box") for ending in endings}
-    return names | {f"loss_{name[:-1]}" for name in model.roi_heads.heads}
+    return names | {f"loss_{name}" for name in model.roi_heads.heads}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -7,7 +7,6 @@ from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 from detlite.structures.keypoints import (
     doubtful_sides,
     flip_order,
-    rescale_keypoints,
     to_heatmap_cells,
     with_sides,
 )
@@ -33,22 +32,6 @@ def test_far_edge_belongs_to_the_last_cell():
     cells, valid = to_heatmap_cells(points, box, 4)
     assert cells.tolist() == [[15, 0, 3, 0]]
     assert valid.tolist() == [[True, True, True, False]]
-
-
-def test_rescale_scales_each_axis():
-    points = torch.tensor([[[10.0, 20, 1]]])
-    assert rescale_keypoints(points, (50, 100), (100, 100)).tolist() == [[[10, 40, 1]]]
-
-
-def test_rescale_a_batch():
-    keypoints, sizes = torch.rand(3, 5, 7, 3) * 30, torch.tensor([[24, 40], [48, 33], [31, 64]])
-    rescaled = rescale_keypoints(keypoints, sizes, sizes * 2)
-    for image, (height, width) in enumerate(sizes.tolist()):
-        size = height, width
-        expected = rescale_keypoints(keypoints[image], size, (2 * height, 2 * width))
-        assert torch.equal(rescaled[image], expected)
-    meta = torch.rand(2, 5, 17, 3, device="meta")  # reading a value fails
-    assert rescale_keypoints(meta, (30, 40), (60, 70)).shape == meta.shape
 
 
 def test_flip_order_swaps_left_and_right():

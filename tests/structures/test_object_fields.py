@@ -35,7 +35,7 @@ from detlite.inference.tta import AugmentedDetector
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.roi_heads.roi_head import RoIHead
 from detlite.structures import boxes as box_ops
-from detlite.structures.object_fields import OBJECT_FIELDS, ObjectField
+from detlite.structures.object_fields import OBJECT_FIELDS, ObjectField, move_points, resizing
 from detlite.structures.padding import gather
 from tests.builders import coco_content, coco_object, write_text
 from tests.data.pixel_scenes import scene
@@ -54,7 +54,7 @@ class Center(ObjectField):
     shape = (2,)
 
     def move(self, values, matrix):
-        return values @ matrix[:, :2].T + matrix[:, 2]
+        return move_points(values, matrix)
 
 
 def centers(boxes):
@@ -67,6 +67,13 @@ def with_fields(number=0, size=(60, 70)):
     target = {name: target[name] for name in ("boxes", "labels", "image_id", "size")}
     own = {"code": target["labels"].float(), "center": centers(target["boxes"])}
     return image, target | own
+
+
+def test_points_move_in_full_precision():
+    points = torch.tensor([[[10.25, 20.125, 1]]])
+    half = resizing((50, 100), (100, 100), flip_x=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert move_points(points, half).tolist() == [[[89.75, 40.25, 1]]]
 
 
 # Steps that do not clip boxes keep their centers.
@@ -219,7 +226,7 @@ def head_model(tiny_config, *opts):
     """Return a model with an own head."""
     model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, *opts))
     channels = model.roi_heads.box.feature_extractor.out_channels
-    model.roi_heads.add(CodeHead(None, nn.Linear(channels, 1)))
+    model.roi_heads.add_module("code", CodeHead(None, nn.Linear(channels, 1)))
     return model
 
 
@@ -307,12 +314,10 @@ def test_a_head_trains_on_a_field(tiny_config, make_targets, static):
     images, targets = make_targets(2)
     losses = model(images, targets)
     losses["loss_code"].backward()
-    assert model.roi_heads.own["code"].predictor.weight.grad.abs().sum() > 0
+    assert model.roi_heads.code.predictor.weight.grad.abs().sum() > 0
     del targets[1]["code"]
     with pytest.raises(ValueError, match=r"targets\[1\] has no code"):
         model(images, targets)
-    with pytest.raises(ValueError, match="there is already a head that code train"):
-        model.roi_heads.add(CodeHead(None, nn.Identity()))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
 from detlite.files.atomic_write import write_file
 from detlite.structures.keypoints import keypoint_names
 from detlite.structures.masks.formats import to_bitmap
+from detlite.structures.object_fields import own_values
 
 from .outlines import outlines
 from .writer import FORMATS, Entry, PredictionWriter, file_stem
@@ -31,6 +32,7 @@ class _LabelFiles(PredictionWriter):
     """Writes labels next to copies of the images."""
 
     copies_images = True
+    has_fields = False
 
     @property
     def points(self) -> list[str]:
@@ -51,6 +53,7 @@ class CocoLabels(_LabelFiles):
     """Writes annotations.json, a COCO file, which CVAT reads as well."""
 
     outputs: ClassVar[Mapping[str, str]] = {"annotations.json": '{"annotations": ['}
+    has_fields = True
 
     def add(self, entry: Entry) -> None:
         rows = (
@@ -68,6 +71,7 @@ class CocoLabels(_LabelFiles):
             "area": int(rle_codec.area(mask)) if mask else row["bbox"][2] * row["bbox"][3],
             # CVAT requires the field also for boxes without masks.
             "segmentation": [polygon.ravel().tolist() for polygon in polygons],
+            **own_values(row),
         }  # fmt: skip
         if points := row.get("keypoints"):
             visible = [2 if k % 3 == 2 else value for k, value in enumerate(points)]
@@ -220,6 +224,7 @@ class GeoJsonLabels(_LabelFiles):
     """Writes geojson/*.geojson for QuPath, in pixels of the image from its upper left corner."""
 
     copies_images = False
+    has_fields = True
 
     def add(self, entry: Entry) -> None:
         names, features = self.model.names, []
@@ -232,6 +237,7 @@ class GeoJsonLabels(_LabelFiles):
                     "objectType": "annotation",
                     "classification": {"name": names[row["category_id"]]},
                     "measurements": {"score": row["score"]},
+                    **own_values(row),
                 },
             })  # fmt: skip
         content = {"type": "FeatureCollection", "features": features}

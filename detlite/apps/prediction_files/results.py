@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from detlite.files.atomic_write import atomic_open, atomic_path, make_folder
+from detlite.structures.object_fields import own_values
 
 from .measures import MEASURES
 from .writer import FORMATS, Entry, ModelInfo, PredictionWriter
@@ -22,8 +23,8 @@ from .writer import FORMATS, Entry, ModelInfo, PredictionWriter
 # Columns of CSV and Parquet with their Parquet types. frame and time (in seconds) are those of a
 # video, x, y, width and height the box in pixels,
 # mask the `counts` of a COCO RLE of the image's size, area its number of pixels, rotated_box its
-# smallest rectangle (see `structures.masks.rotated_box`), keypoints x, y, v of each keypoint, and
-# track_id the id of an object tracked through a video.
+# smallest rectangle (see `structures.masks.rotated_box`), keypoints x, y, v of each keypoint,
+# track_id the id of an object tracked through a video, and fields the own fields as JSON.
 COLUMNS = {
     "image_id": "int64",
     "file_name": "string",
@@ -43,6 +44,7 @@ COLUMNS = {
     "rotated_box": "list<float32>",
     "keypoints": "list<float32>",
     "track_id": "int64",
+    "fields": "string",
 }
 _LISTS = ("rotated_box", "keypoints")  # columns with several numbers
 _LONG = ("mask", "keypoints")  # columns that are not part of measures
@@ -206,6 +208,7 @@ def to_rows(entry: Entry, names: Mapping[int, str]) -> Iterator[Entry]:
             obj["category_id"], valid_text(names[obj["category_id"]]), obj["score"], *obj["bbox"],
             mask and mask["counts"],
             *map(obj.get, ("area", "rotated_box", "keypoints", "track_id")),
+            json.dumps(own) if (own := own_values(obj)) else None,
         )  # fmt: skip
         row = dict(zip(COLUMNS, values, strict=True))
         yield row | {"label": label} | obj.get("measures", {})

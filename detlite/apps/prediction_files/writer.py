@@ -5,6 +5,7 @@ An entry is a dict {"image": {"id", "file_name", "height", "width"}, "objects": 
 """
 
 import json
+import logging
 import os
 import re
 from abc import ABC, abstractmethod
@@ -19,6 +20,9 @@ from detlite.files.atomic_write import open_to_append
 from detlite.files.reading import check_regular
 from detlite.inference.inputs import is_any_url
 from detlite.registry import Registry
+from detlite.structures.object_fields import own_values
+
+_logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
 # All files that a writer may create: those that grow, and patterns of the others. Copies of images
@@ -119,11 +123,13 @@ class PredictionWriter(ABC):
         outputs: names of the files that grow, and the texts that they start with.
         copies_images: True for labels, which need the images next to them. `entry["image"]["copy"]`
             is then the file name of an image in the folder `images`.
+        has_fields: True if the files contain own fields of objects, see `OBJECT_FIELDS`.
         requires: a package that the format needs, and how to install it.
     """
 
     outputs: ClassVar[Mapping[str, str]] = {}
     copies_images: ClassVar[bool] = False
+    has_fields: ClassVar[bool] = True
     requires: ClassVar[tuple[str, str] | None] = None
 
     def __init__(
@@ -131,6 +137,7 @@ class PredictionWriter(ABC):
     ) -> None:
         """Start, or continue with the `positions` and the number of objects of an earlier run."""
         self.folder, self.model, self.objects = folder, model, objects
+        self._warned = set[str]()
         places = positions or [0] * len(self.outputs)
         self.files = [
             GrowingFile(folder / name, start, place)
@@ -144,6 +151,10 @@ class PredictionWriter(ABC):
 
     def write(self, entry: Entry) -> None:
         """Write an entry of an image that could be read."""
+        names = {name for row in entry["objects"] for name in own_values(row)}
+        if not self.has_fields and names - self._warned:
+            self._warned |= names
+            _logger.warning("this format has no place for %s", ", ".join(sorted(names)))
         self.add(entry)
         self.objects += len(entry["objects"])
 

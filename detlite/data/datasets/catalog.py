@@ -60,12 +60,20 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]
     return kind, annotations, images
 
 
+def listed_names(cfg: CfgNode, name: str, key: str, default: Sequence[str] = ()) -> Sequence[str]:
+    """Return the names that an entry lists as `key`, such as its `evaluators` or `fields`."""
+    entries = [entry for entry in cfg.DATASETS.CATALOG if entry["name"] == name]
+    names: Any = entries[0].get(key, default) if entries else default
+    if not isinstance(names, list | tuple) or not all(isinstance(part, str) for part in names):
+        raise ConfigError(
+            f"DATASETS.CATALOG, {name}, {key} is {names!r}, but must be a list of names"
+        )
+    return names
+
+
 def object_fields(cfg: CfgNode, name: str) -> tuple[str, ...]:
     """Return the `fields` of a dataset: the own fields of its objects. Raises ConfigError."""
-    names = _catalog_entry(cfg.DATASETS.CATALOG, name).get("fields", [])
-    where = f"DATASETS.CATALOG, {name}, fields"
-    if not isinstance(names, list) or not all(isinstance(field, str) for field in names):
-        raise ConfigError(f"{where} is {names!r}, but must be a list of names")
+    names, where = listed_names(cfg, name, "fields"), f"DATASETS.CATALOG, {name}, fields"
     for field in names:
         if OBJECT_FIELDS.get(field, where)(field).shape is None:
             raise ConfigError(f"{where}: {field!r} has no shape, so targets cannot have it")

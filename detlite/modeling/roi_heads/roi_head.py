@@ -28,8 +28,7 @@ class RoIHead(nn.Module, ABC):
     """Base class of heads that predict something for the boxes of objects.
 
     A head is trained on the foreground samples, and predicts fields of detections. With test-time
-    augmentation, the mean of its `outputs` over all views becomes the fields. Add your own with
-    `RoIHeads.add`.
+    augmentation, the mean of its `outputs` over all views becomes the fields.
 
     Args:
         extractor: None to use the features of the box head.

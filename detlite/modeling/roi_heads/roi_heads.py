@@ -6,7 +6,6 @@ R packed rows. With `static_shapes`, padding is computed too.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -23,7 +22,7 @@ from .keypoint_head import KeypointHead
 from .mask_head import MaskHead, build_mask_head
 from .roi_head import RoIHead, build_map_head
 
-# Outputs for packed rows by `RoIHead.target`: "masks" [R, M, M], "keypoints" [R, K, M, M], those of
+# Outputs for packed rows by the names of heads: "mask" [R, M, M], "keypoint" [R, K, M, M], those of
 # own heads [R, ...], and the box head's "features" [R, C].
 HeadOutputs = dict[str, Tensor]
 
@@ -31,8 +30,9 @@ HeadOutputs = dict[str, Tensor]
 class RoIHeads(nn.Module):
     """A box head or cascade, an optional mask and keypoint head, and own heads.
 
-    A head without an extractor uses the features of the box head. With `returns_features`, these
-    are part of detections.
+    `roi_heads.add_module(name, head)` adds an own head, a subclass of `RoIHead`. A head without an
+    extractor uses the features of the box head. With `returns_features`, these are part of
+    detections.
     """
 
     def __init__(
@@ -47,19 +47,11 @@ class RoIHeads(nn.Module):
         self.box = box
         self.mask = mask
         self.keypoint = keypoint
-        self.own = nn.ModuleDict()
-
-    def add(self, head: RoIHead) -> None:
-        """Add an own head. Its weights are named `roi_heads.own.<target>`."""
-        if head.target in self.heads:
-            raise ValueError(f"there is already a head that {head.target} train")
-        self.own[head.target] = head
 
     @property
     def heads(self) -> dict[str, RoIHead]:
-        """The mask, keypoint and own heads, by the field of targets that trains them."""
-        heads: dict[str, Any] = {"masks": self.mask, "keypoints": self.keypoint, **self.own}
-        return {name: head for name, head in heads.items() if head is not None}
+        """The mask, keypoint and own heads by name, such as "mask"."""
+        return {name: head for name, head in self.named_children() if isinstance(head, RoIHead)}
 
     @property
     def predicted(self) -> tuple[str, ...]:

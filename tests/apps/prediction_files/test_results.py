@@ -48,6 +48,19 @@ def test_coco_results(write_files, tmp_path, entries):
     assert writer.objects == len(rows)
 
 
+@pytest.mark.parametrize("format", ["csv", "coco", "yolo", "geojson"])
+def test_own_fields_are_written_or_named(format, write_files, tmp_path, caplog):
+    own = {"attributes": {"red": 0.5}, "features": [0.3141]}
+    entry = make_entry(1, 2, **own)
+    entry["image"]["copy"] = "a.png"
+    write_files(format, [entry], MODEL)
+    texts = [file.read_text() for file in tmp_path.rglob("*.*") if file.is_file()]
+    assert any("attributes" in text and "red" in text for text in texts) == (format != "yolo")
+    assert not any("0.3141" in text for text in texts)
+    expected = ["this format has no place for attributes"] * (format == "yolo")
+    assert [record.message for record in caplog.records] == expected
+
+
 def test_csv_has_a_row_for_each_object(write_files, tmp_path):
     write_files("csv", ENTRIES, MODEL)
     with (tmp_path / "results.csv").open(newline="") as lines:
@@ -61,7 +74,7 @@ def test_csv_has_a_row_for_each_object(write_files, tmp_path):
         "x": "1.5", "y": "2", "width": "3", "height": "4",
         "mask": MASK["segmentation"]["counts"],
         "area": "4", "rotated_box": "2.0 2.0 5.0 1.5 45.0",
-        "keypoints": "", "track_id": "",
+        "keypoints": "", "track_id": "", "fields": "",
     }  # fmt: skip
     assert (rows[2]["mask"], rows[2]["keypoints"]) == ("", "1.0 2.5 1.0 3.0 4.0 1.0")
 

@@ -99,7 +99,7 @@ def test_masks_belong_to_their_detections(tiny_config, make_batch, c4, static):
 def test_each_head_adds_its_fields(tiny_config, make_batch):
     model = build_model(tiny_config(*KEYPOINTS)).eval()
     assert model.required_targets == ("masks", "keypoints")
-    heads = {"masks": model.roi_heads.mask, "keypoints": model.roi_heads.keypoint}
+    heads = {"mask": model.roi_heads.mask, "keypoint": model.roi_heads.keypoint}
     assert model.roi_heads.heads == heads
     images, _ = make_batch(1)
     features = model.backbone(model.normalizer(images).pixels)
@@ -108,13 +108,13 @@ def test_each_head_adds_its_fields(tiny_config, make_batch):
     packing, result = RowPacking(valid, False), Detections(TRUTH[None], scores, labels, valid)
     outputs = model.roi_heads.head_outputs(features, packing, result.boxes, result.labels)
     assert {name: tuple(output.shape) for name, output in outputs.items()} == {
-        "masks": (2, 28, 28), "keypoints": (2, 5, 56, 56),
+        "mask": (2, 28, 28), "keypoint": (2, 5, 56, 56),
     }  # fmt: skip
     result = model.roi_heads.with_head_outputs(result, packing, outputs)
     assert result.mask_probs.shape == (1, 2, 28, 28)
     assert result.keypoints.shape == (1, 2, 5, 3)
     assert result.keypoint_scores.shape == (1, 2, 5)
-    for name, values in model.roi_heads.keypoint.fields(outputs["keypoints"], TRUTH).items():
+    for name, values in model.roi_heads.keypoint.fields(outputs["keypoint"], TRUTH).items():
         assert torch.equal(getattr(result, name)[0], values)
 
 
