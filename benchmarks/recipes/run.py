@@ -3,10 +3,12 @@
     python -m benchmarks.recipes.run measure --train t.json --val v.json --output out
     python -m benchmarks.recipes.run train --output out --minutes 15 --seeds 0 1 --slots 2
     python -m benchmarks.recipes.run table --output out --markdown out/table.md
+    python -m benchmarks.recipes.run short --output out --train photos --busy 1 --seeds 0 1 2
 
 `measure` writes the base config and the seconds per step of each recipe; it needs a machine without
 other work. `train` gives each recipe minutes x 60 / seconds steps, so that other work on the
-machine does not change the results. It skips complete runs and resumes interrupted ones.
+machine does not change the results. It skips complete runs and resumes interrupted ones. `short`
+runs what `detlite init --minutes` chooses, with other work on --busy cores.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ BASE, TIMES, RESULTS = "base.yaml", "step_seconds.json", "results.json"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 if a run failed."""
     args = _parser().parse_args(arguments)
-    return {"measure": measure, "train": train, "table": table}[args.action](args)
+    return {"measure": measure, "train": train, "table": table, "short": short}[args.action](args)
 
 
 def measure(args: argparse.Namespace) -> int:
@@ -108,6 +111,32 @@ def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> int:
         return subprocess.run(
             command, env={**os.environ, **threads}, stdout=out, stderr=out
         ).returncode
+
+
+def short(args: argparse.Namespace) -> int:
+    """Train configs of `detlite init --minutes`, and print what it chose and the box AP."""
+    spinning = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spinning) for _ in range(args.busy)]
+    print(
+        "| minutes | seed | images per step | size | steps | box AP |", "|---" * 6 + "|", sep="\n"
+    )
+    try:
+        for minutes, seed in product(args.short_minutes, args.seeds):
+            folder = args.output / f"{minutes:g}_minutes_{args.busy}_busy" / f"seed{seed}"
+            file, result = folder / "init.yaml", folder / "evaluation.json"
+            if not result.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                file.write_text(init_config(args.train, args.val, args.images, folder, minutes))
+                words = ["train", "--config", str(file), "--output", str(folder), f"SEED={seed}"]
+                subprocess.run([sys.executable, "-m", "detlite", *words], check=True)
+            cfg, metrics = load_config(folder / "config.yaml"), json.loads(result.read_text())
+            steps = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["iteration"]
+            sizes = f"{cfg.SOLVER.IMS_PER_BATCH} | {cfg.INPUT.MIN_SIZE_TEST} | {steps}"
+            print(f"| {minutes:g} | {seed} | {sizes} | {100 * metrics['bbox']['AP']:.1f} |")
+    finally:
+        for process in others:
+            process.kill()
+    return 0
 
 
 def table(args: argparse.Namespace) -> int:
@@ -201,9 +230,12 @@ def run_folder(output: Path, name: str, seed: int) -> Path:
     return output / name / f"seed{seed}"
 
 
-def init_config(train: Path, val: Path | None, images: Path | None, output: Path) -> str:
+def init_config(
+    train: Path, val: Path | None, images: Path | None, output: Path, minutes: float | None = None
+) -> str:
     """Return the config of `detlite init`, which writes its json files to `output`."""
-    options = {"--data": train, "--val": val, "--images": images, "--annotations": output}
+    options = {"--data": train, "--val": val, "--images": images, "--annotations": output,
+               "--minutes": minutes}  # fmt: skip
     words = [str(word) for pair in options.items() if pair[1] for word in pair]
     return configs.init_config(build_parser("init").parse_args(words), lambda text: None)
 
@@ -243,53 +275,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("measure", "train", "table"))
-    parser.add_argument("--output", type=Path, required=True, help="folder of all runs")
-    parser.add_argument(
-        "--train",
-        type=Path,
-        help="measure: training data, COCO json or a folder of any format of `detlite init`",
-    )
-    parser.add_argument("--val", type=Path, help="measure: validation data")
-    parser.add_argument(
-        "--images", type=Path, help="measure: folder of the images of COCO json files"
-    )
-    parser.add_argument(
-        "--start",
-        choices=RECIPES,
-        default="lite0",
-        metavar="RECIPE",
-        help="measure: recipe that changes the base config (lite0: none)",
-    )
-    parser.add_argument(
-        "--opts",
-        nargs="+",
-        default=[],
-        metavar="KEY VALUE",
-        help="measure: keys of the base config",
-    )
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="RECIPE", help="run only these recipes"
-    )
-    parser.add_argument("--steps", type=int, default=10, help="measure: timed steps (10)")
-    parser.add_argument("--minutes", type=float, default=15, help="train: minutes of each run (15)")
-    parser.add_argument(
-        "--steps-each", type=int, help="train: steps of each run, instead of minutes"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=[0],
-        help="train: seeds of the runs of each recipe (0)",
-    )
-    parser.add_argument(
-        "--slots", type=int, default=1, help="train: number of simultaneous runs (1)"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=0, help="train: threads of each run; 0 for all"
-    )
-    parser.add_argument("--markdown", type=Path, help="table: file for the table")
+    add = parser.add_argument
+    add("action", choices=("measure", "train", "table", "short"))
+    add("--output", type=Path, required=True, help="folder of all runs")
+    add("--train", type=Path, help="measure, short: training data, as in `detlite init --data`")
+    add("--val", type=Path, help="measure, short: validation data")
+    add("--images", type=Path, help="measure, short: folder of the images of COCO json files")
+    text = "measure: recipe that changes the base config (lite0: none)"
+    add("--start", choices=RECIPES, default="lite0", metavar="RECIPE", help=text)
+    text = "measure: keys of the base config"
+    add("--opts", nargs="+", default=[], metavar="KEY VALUE", help=text)
+    add("--only", nargs="+", default=[], metavar="RECIPE", help="run only these recipes")
+    add("--steps", type=int, default=10, help="measure: timed steps (10)")
+    add("--minutes", type=float, default=15, help="train: minutes of each run (15)")
+    add("--steps-each", type=int, help="train: steps of each run, instead of minutes")
+    add("--seeds", type=int, nargs="+", default=[0], help="seeds of the runs (0)")
+    add("--slots", type=int, default=1, help="train: number of simultaneous runs (1)")
+    add("--threads", type=int, default=0, help="train: threads of each run; 0 for all")
+    add("--short-minutes", type=float, nargs="+", default=[1, 2, 5, 10], help="short: minutes")
+    add("--busy", type=int, default=0, help="short: cores that other processes use")
+    add("--markdown", type=Path, help="table: file for the table")
     return parser
 
 

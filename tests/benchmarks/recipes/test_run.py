@@ -110,3 +110,16 @@ def test_complete_runs_are_skipped_and_interrupted_ones_resume(base, monkeypatch
     assert program.run(args, "lite0", 0, 30) == 0
     assert program.run(args, "test_scales", 0, 30) == 0
     assert commands == [["train", "--resume"], ["test", "--config"]]
+
+
+def test_table_of_short_runs(base_text, tmp_path, capsys):
+    folder = tmp_path / "2_minutes_1_busy/seed0"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(base_text)
+    (folder / "evaluation.json").write_text(json.dumps({"bbox": {"AP": 0.25}}))
+    (folder / "metrics.jsonl").write_text('{"iteration": 20}\n{"iteration": 37}\n')
+    words = ["short", "--output", str(tmp_path), "--short-minutes", "2", "--busy", "1"]
+    assert program.main(words) == 0
+    cfg = load_config(folder / "config.yaml")
+    sizes = f"{cfg.SOLVER.IMS_PER_BATCH} | {cfg.INPUT.MIN_SIZE_TEST}"
+    assert f"| 2 | 0 | {sizes} | 37 | 25.0 |" in capsys.readouterr().out
