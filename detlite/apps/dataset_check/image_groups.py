@@ -60,9 +60,9 @@ class ImageGroups:
         if not self.cut:
             return f"{listed} stay together"
         return (
-            f"{listed} would be too few groups, so they are divided into {_PARTS} consecutive "
-            "parts. Images at the borders resemble trained ones, so metrics are too high: choose "
-            "other images by `detlite init --val`"
+            f"{listed} are too few groups, so all images are cut into {_PARTS} consecutive parts. "
+            "Images at the borders resemble trained ones, so metrics are too high: choose others "
+            "by `detlite init --val`"
         )
 
 

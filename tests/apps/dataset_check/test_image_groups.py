@@ -58,7 +58,7 @@ def test_a_single_stack_is_cut_into_consecutive_parts():
     parts = {tuple(sorted(order[found.labels == n].tolist())) for n in np.unique(found.labels)}
     assert found.cut
     assert parts == {tuple(range(k, k + 6)) for k in range(0, 30, 6)}
-    assert "divided into 5 consecutive parts" in str(found)
+    assert "cut into 5 consecutive parts" in str(found)
 
 
 def test_augmented_copies():

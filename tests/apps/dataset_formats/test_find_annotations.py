@@ -3,7 +3,9 @@
 import json
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from detlite.apps.dataset_formats import convert, find_sets
 from detlite.apps.dataset_formats.find_annotations import read_folder
@@ -31,6 +33,42 @@ def test_folder_is_converted_and_split(yolo_folder):
     before = [file.read_bytes() for file in files]
     find_sets(yolo_folder)
     assert [file.read_bytes() for file in files] == before
+
+
+def write_deep_images(folder, kind, count=16):
+    """Write images of bright squares in 10 of 16 bits or in floats; the last two are equal."""
+    names = [f"{'abcdefghijklmnop'[n]}.tif" for n in range(count)]
+    for n, name in enumerate(names):
+        rng = np.random.default_rng(min(n, count - 2))
+        pixels = rng.normal(120, 5, (64, 64))
+        for x, y in rng.integers(4, 44, (4, 2)):
+            pixels[y : y + 14, x : x + 14] = 900
+        Image.fromarray((pixels / 1e4 if kind == "f" else pixels).astype(kind)).save(folder / name)
+    objects = [coco_object([1, 1, 9, 9], image=number) for number in range(count)]
+    content = coco_content(objects, range(count), (64, 64), {1: "cell"})
+    for n, (row, name) in enumerate(zip(content["images"], names, strict=True)):
+        row |= {"file_name": name, "plate": n // 4}
+    write_text(folder / "a.json", json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["u2", "f"])
+def test_deep_images_are_compared_as_they_will_be_read(tmp_path, kind):
+    _, summary = find_sets(write_deep_images(tmp_path, kind))
+    assert "; 2 nearly identical images stay together" in summary
+
+
+def test_images_of_a_plate_stay_together(tmp_path):
+    sets, summary = find_sets(write_deep_images(tmp_path, "u2"), group_by="plate")
+    assert "16 images grouped by plate stay together" in summary
+    plates = [
+        {row["plate"] for row in json.loads(source.annotations.read_text())["images"]}
+        for source in sets.values()
+    ]
+    assert not plates[0] & plates[1]
+    files = [source.annotations for source in sets.values()]
+    with pytest.raises(DataError, match=r"--group-by has no effect: .*val.json are used"):
+        find_sets(files[0], files[1], group_by="plate")
 
 
 def test_equal_train_and_val_are_split(yolo_folder, text):
