@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _META = "MODEL.META_ARCHITECTURE"
 _CONV_BODY = "MODEL.BACKBONE.CONV_BODY"
 _NORM = "MODEL.RESNETS.NORM"
+_CHANNELS, _OLD_CHANNELS = "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", "MODEL.BACKBONE.OUT_CHANNELS"
 _DETECTIONS = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG"
 
 _DETECTORS = {"MODEL.RETINANET_ON": "RetinaNet", "MODEL.RPN_ONLY": "ProposalNetwork"}
@@ -47,6 +48,7 @@ RESTATING: dict[str, Key] = {
         *((name, _NORM, str, one_of(*names)) for name, names in _NORM_FUNCTIONS.items()),
         *((name, origin, bool, None) for name, origin in _GROUP_NORMS.items()),
         ("TEST.DETECTIONS_PER_IMG", _DETECTIONS, int, positive),
+        (_OLD_CHANNELS, _CHANNELS, int, positive),
         ("MODEL.RPN.USE_FPN", _CONV_BODY, bool, None),
         ("MODEL.ROI_HEADS.USE_FPN", _CONV_BODY, bool, None),
         *((f"MODEL.{name}", _CONV_BODY, tuple, each(positive)) for name in _TUPLES),
@@ -65,6 +67,7 @@ def translate(cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]
     _apply_detector(cfg.MODEL, stated)
     _apply_norms(cfg.MODEL, stated, keys_set)
     _apply_max_detections(cfg, stated, keys_set)
+    _apply_channels(cfg.MODEL, stated, keys_set)
     _check(stated, _CONV_BODY, _pyramid_keys(cfg.MODEL))
 
 
@@ -104,6 +107,17 @@ def _apply_max_detections(
         _check(stated, _DETECTIONS, {key: heads.DETECTIONS_PER_IMG})
     elif stated.get(key, heads.DETECTIONS_PER_IMG) != heads.DETECTIONS_PER_IMG:
         logger.warning("%s has no effect, because %s is set", key, _DETECTIONS)
+
+
+def _apply_channels(model: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]) -> None:
+    """Apply the number of output channels by its name in the first version."""
+    if "FPN" in model.BACKBONE.CONV_BODY and _OLD_CHANNELS in stated:
+        if _CHANNELS not in keys_set:
+            model.RESNETS.BACKBONE_OUT_CHANNELS = stated[_OLD_CHANNELS]
+        _check(stated, _CHANNELS, {_OLD_CHANNELS: model.RESNETS.BACKBONE_OUT_CHANNELS})
+    elif re.fullmatch(r"R-(50|101|152)-C4", model.BACKBONE.CONV_BODY):
+        channels = 4 * (model.RESNETS.RES2_OUT_CHANNELS or 256)
+        _check(stated, _CONV_BODY, {_OLD_CHANNELS: channels})
 
 
 def _pyramid_keys(model: CfgNode) -> dict[str, Any]:

@@ -28,11 +28,13 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
 
     Args:
         boxes, scores, iou_threshold: as for `nms`.
-        idxs: integers `[N]`, the group of each box: its class, level or image. Any values.
+        idxs: `[N]`, the group of each box: its class, level or image. Any values, also floats.
 
     Returns:
         int64 `[M]`: the indices of the kept boxes of all groups by decreasing score.
     """
+    if idxs.is_floating_point():  # such as the column of classes in a tensor of detections
+        idxs = idxs.unique(return_inverse=True)[1]
     return torch.ops.detlite.batched_nms(boxes, scores, idxs, iou_threshold)
 
 

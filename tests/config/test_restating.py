@@ -14,6 +14,7 @@ META = "MODEL.META_ARCHITECTURE"
 RETINANET = (BODY, "R-50-FPN-RETINANET", META, "RetinaNet")
 ON = ("MODEL.RETINANET_ON", True)
 ALONE = ("MODEL.RPN_ONLY", True)
+CHANNELS, OLD_CHANNELS = "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", "MODEL.BACKBONE.OUT_CHANNELS"
 DETECTIONS, TESTED = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", "TEST.DETECTIONS_PER_IMG"
 
 
@@ -37,6 +38,8 @@ DETECTIONS, TESTED = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", "TEST.DETECTIONS_PER_
         ((STEM, "StemWithBatchNorm"), NORM, "BN"),
         ((TRANS, "BottleneckWithGN", STEM, "StemWithGN"), NORM, "GN"),
         ((NORM, "BN"), NORM, "BN"),
+        ((*FPN, OLD_CHANNELS, 64), CHANNELS, 64),
+        ((*FPN, OLD_CHANNELS, 64, CHANNELS, 64), CHANNELS, 64),
     ],
 )
 def test_value_that_follows_from_restating_keys(opts, key, expected, caplog):
@@ -68,6 +71,7 @@ SCALES = (0.25, 0.125, 0.0625, 0.03125)
         (FPN, ("MODEL.RPN.USE_FPN", True)),
         (FPN, ("MODEL.ROI_HEADS.USE_FPN", True)),
         (FPN, STRIDES),
+        ((), (OLD_CHANNELS, 1024)),
         (FPN, ("MODEL.ROI_BOX_HEAD.POOLER_SCALES", SCALES)),
         (FPN, ("MODEL.ROI_MASK_HEAD.POOLER_SCALES", SCALES)),
         (FPN, ("MODEL.RETINANET_ON", False)),
@@ -103,6 +107,8 @@ def test_consistent_restating_keys_change_nothing(opts, restated):
         ((*RETINANET, "MODEL.RETINANET.ANCHOR_STRIDES", (4, 8)), BODY),
         (("TEST.DETECTIONS_PER_IMG", 50), "MODEL.ROI_HEADS.DETECTIONS_PER_IMG"),
         ((NORM, "BN", TRANS, "BottleneckWithGN"), NORM),
+        ((*FPN, CHANNELS, 64, OLD_CHANNELS, 128), CHANNELS),
+        ((OLD_CHANNELS, 256), BODY),
         ((TRANS, "BottleneckWithGN", STEM, "StemWithBatchNorm"), NORM),
     ],
 )  # fmt: skip

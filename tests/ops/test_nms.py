@@ -59,6 +59,14 @@ def test_groups_across_chunks(device, sizes):
     assert torch.equal(batched_nms(boxes, scores, idxs, 0.5), expected)
 
 
+def test_groups_are_floats(device):
+    """torchvision accepts them, too."""
+    boxes, scores = random_boxes(50).to(device), distinct_scores(50).to(device)
+    idxs = torch.randint(-2, 3, (50,), device=device)
+    expected = batched_nms(boxes, scores, idxs, 0.3)
+    assert torch.equal(batched_nms(boxes, scores, idxs / 2, 0.3), expected)
+
+
 def test_one_group_per_box(device):
     boxes, scores = random_boxes(2200, extent=100).to(device), distinct_scores(2200).to(device)
     idxs = torch.randperm(2200, device=device) * 10**12
@@ -177,7 +185,7 @@ def test_strided_inputs_and_other_integers(device):
         ({"scores": torch.zeros(3, 1)}, r"scores must have shape \[3\]"),
         ({"scores": torch.zeros(3).long()}, "scores must be floating point, got int64"),
         ({"idxs": torch.zeros(2).long()}, r"idxs must have shape \[3\]"),
-        ({"idxs": torch.zeros(3)}, "idxs must be integers, got float32"),
+        ({"idxs": torch.zeros(3).bool()}, "idxs must be integers, got bool"),
         ({"iou_threshold": -0.1}, "iou_threshold must be zero or more"),
         ({"iou_threshold": math.nan}, "iou_threshold must be zero or more"),
     ],

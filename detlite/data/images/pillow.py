@@ -19,7 +19,7 @@ from PIL import Image, ImageFile
 from detlite.files.errors import DataError
 from detlite.files.reading import check_regular
 
-from .sources import DECODE_ERRORS, OpenImage, Pixels, Size, damage_as_value_error
+from .sources import OpenImage, Pixels, Size, damage_as_value_error
 
 # Formats accepted as bytes, which may come from anybody.
 SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
@@ -129,7 +129,7 @@ class PillowImage(OpenImage):
             return 1
         try:
             return int(file.getexif().get(_ORIENTATION, 1))
-        except (*DECODE_ERRORS, TypeError, KeyError):  # the pixels may still be valid
+        except Exception:  # of many types, and the pixels may still be valid
             return 1
 
     def pixels(self, page: int, min_size: Size | None = None) -> Pixels:
