@@ -68,8 +68,12 @@ def train(
     overrides: Overrides = (),
     resume: bool = False,
     hooks: Sequence[Hook] = (),
-    single_class: bool = False,
     all_images: bool = False,
+    single_class: bool = False,
+    images: FilePath | None = None,
+    masks: str | None = None,
+    skip_bad: bool = False,
+    group_by: str | None = None,
 ) -> Result:
     """Train a detector and evaluate it, as `detlite train` does.
 
@@ -97,8 +101,9 @@ def train(
             other arguments.
         resume: continue the run in the output folder, if there is one.
         hooks: hooks to call around the training steps, see `detlite.engine.hooks.Hook`.
-        single_class: train all categories of `data`, which is a path, as one.
         all_images: train on the evaluation images, too: a last run, which is not evaluated.
+        single_class, images, masks, skip_bad, group_by: how `data`, a path, are read: the options
+            of `detlite init`.
 
     Raises:
         ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError: the message
@@ -112,8 +117,10 @@ def train(
             raise ConfigError(f"hooks is {hooks!r}: pass a list of Hook objects")
         if data is None and is_data(config):
             config, data = None, config
+        options = {"single_class": single_class, "images": images, "masks": masks,
+                   "skip_bad": skip_bad, "group_by": group_by}  # fmt: skip
         opts, summary = training_overrides(
-            data, test_data, weights, minutes, output_dir, overrides, single_class
+            data, test_data, weights, minutes, output_dir, overrides, options
         )
         cfg, is_complete = load_run_config(config, opts, resume)
         if not is_complete and data is None:

@@ -427,6 +427,8 @@ DEMO = "demo_shapes.yaml"
         (lambda data: TRAIN(data), "must be a file; pass data as `data=`"),
         (lambda data: TRAIN(data=3), r"^data is 3: it must be"),
         (lambda data: TRAIN(data=data, single_class=True), "single_class needs data as a folder"),
+        (lambda data: TRAIN(DEMO, masks="semantic", group_by="x"), "masks, group_by needs data as"),
+        (lambda data: TRAIN(data=data[1], masks="color"), "masks is 'color': it must be one of in"),
         (lambda data: TRAIN(DEMO, test_data=data), "test_data needs training data"),
         (lambda data: TRAIN(DEMO, hooks=None), r"hooks is .* a list of Hook objects"),
         (lambda data: TRAIN(DEMO, hooks="MLflow"), r"hooks is .* a list of Hook objects"),

@@ -25,12 +25,12 @@ FINDERS: Registry[Callable[..., tuple[dict[str, Any], str]]] = Registry(
 
 
 def training_data(
-    data: Data, test_data: Data | None = None, single_class: bool = False
+    data: Data, test_data: Data | None = None, **options: Any
 ) -> tuple[dict[str, Any], str]:
     """Return the config keys of the datasets "train" and "test", and for a path its summary.
 
     If a path contains no test set, one in five images is split off as one, see
-    `dataset_formats.find_sets`, also for `single_class`. Pairs are not split. Raises ConfigError or
+    `dataset_formats.find_sets`, also for the options. Pairs are not split. Raises ConfigError or
     DataError.
     """
     if not isinstance(data, str | Path):
@@ -44,7 +44,9 @@ def training_data(
         )
     test_path = None if test_data is None else expand_path(str(test_data))
     find = FINDERS.get("path")
-    sources, summary = find(expand_path(str(data)), test_path, single_class=single_class)
+    if images := options.pop("images", None):
+        options["images"] = expand_path(str(images))
+    sources, summary = find(expand_path(str(data)), test_path, **options)
     pairs = {split: (source.annotations, source.images) for split, source in sources.items()}
     keys = _dataset_keys(train=pairs["train"], test=pairs.get("val"))
     return keys | _class_keys(pairs["train"]), summary

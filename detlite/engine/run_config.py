@@ -30,7 +30,7 @@ def training_overrides(
     minutes: float | None,
     output_dir: FilePath | None,
     overrides: Overrides,
-    single_class: bool = False,
+    data_options: Mapping[str, Any],
 ) -> tuple[list[Any], str]:
     """Return the arguments of `detlite.train` as overrides, and a sentence about the data.
 
@@ -42,15 +42,16 @@ def training_overrides(
             "test_data needs training data: pass `data` too, or evaluate on other datasets than "
             "the config's with evaluate()"
         )
-    if single_class and not isinstance(data, str | Path):
+    options = {name: value for name, value in data_options.items() if value not in (None, False)}
+    if options and not isinstance(data, str | Path):
         raise ConfigError(
-            "single_class needs data as a folder or annotation file. For a config, write one with "
-            "detlite init --single-class"
+            f"{', '.join(options)} needs data as a folder or annotation file. For a config, write "
+            "one with the same options of detlite init"
         )
     opts: dict[str, Any] = {}
     summary = ""
     if data is not None:
-        opts, summary = training_data(data, test_data, single_class)
+        opts, summary = training_data(data, test_data, **options)
     if weights is not None:
         opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
     if minutes is not None:

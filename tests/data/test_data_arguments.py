@@ -1,6 +1,7 @@
 """The `data` arguments of the Python functions."""
 
 import pytest
+from PIL import Image
 
 from detlite.config import ConfigError
 from detlite.data import DataError
@@ -32,3 +33,20 @@ def test_missing_data(tmp_path):
         training_data(tmp_path / "none")
     with pytest.raises(DataError, match=r"the annotation file .*none\.json does not exist"):
         training_data((tmp_path / "none.json", tmp_path))
+
+
+def test_data_are_read_with_the_options_of_init(tmp_path):
+    for number, label in enumerate(("0 .5 .5 .4 .4", "1 .5 .5 .4 .4", "1 .5 .5 .4")):
+        image = Image.effect_noise((24, 24), 9 * number)
+        for folder, file in (("photos", f"{number}.png"), ("labels", f"{number}.txt")):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            if folder == "photos":
+                image.save(tmp_path / folder / file)
+            else:
+                (tmp_path / folder / file).write_text(label)
+    with pytest.raises(DataError, match="--skip-bad"):
+        training_data(tmp_path / "labels", images=str(tmp_path / "photos"))
+    options = {"images": str(tmp_path / "photos"), "skip_bad": True, "single_class": True}
+    keys, summary = training_data(tmp_path / "labels", **options)
+    assert keys["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == 2
+    assert "all categories are one" in summary

@@ -21,7 +21,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from detlite.apps.cli.options import OVERRIDES, flag, option, weights
+from detlite.apps.cli.options import DATA_OPTIONS, OVERRIDES, option, weights
 
 _MAX_MINUTES = 525_600  # a year
 _NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class",
@@ -31,21 +31,9 @@ _KEYS_OF_COCO = ("MODEL.CONVENTION", "MODEL.CONVENTION_OVERRIDE")  # whether ima
 
 OPTIONS = (
     option("--data", "PATH", "annotation file or folder to train on", type=Path, required=True),
-    option("--val", "PATH", "annotation file or folder to evaluate on (default: a part of --data)",
-           type=Path),
-    option("--images", "FOLDER", "folder of the images (default: searched for next to the "
-           "annotation files)", type=Path),
-    option("--masks", None, "meaning of mask images: each value is an object; each connected piece "
-           "of a value is an object; the same, and each value is a category (default: stop if it "
-           "is ambiguous)", choices=["instances", "connected", "semantic"]),
-    flag("--skip-bad", "skip invalid labels, ignore their regions, and report them (default: "
-         "stop)"),
+    *DATA_OPTIONS,
     option("--annotations", "FOLDER", "folder for the json files (default: the folder detlite "
            "inside --data)", type=Path),
-    flag("--single-class", "train all categories as one"),
-    option("--group-by", "NAME", "keep images together that agree in a member of their entries in "
-           "COCO json, such as patient_id, or in the part of their names that a pattern matches, "
-           "such as 'patient\\d+'"),
     option("--minutes", None, "training time in minutes, to which the batch and the image size are "
            "adapted", type=float),
     weights("checkpoint to start from, with its model (default: a model that fits the data)"),

@@ -79,6 +79,24 @@ OVERRIDES = option("overrides", "KEY VALUE", "override config keys, also written
                    "docs/config.md", nargs="*")  # fmt: skip
 
 
+# How `detlite init` and `detlite train` read --data.
+DATA_OPTIONS = (
+    option("--val", "PATH", "annotation file or folder to evaluate on (default: a part of the "
+           "data)", type=Path),
+    option("--images", "FOLDER", "folder of the images (default: searched for next to the "
+           "annotation files)", type=Path),
+    option("--masks", None, "meaning of mask images: each value is an object; each connected piece "
+           "of a value is an object; the same, and each value is a category (default: stop if it "
+           "is ambiguous)", choices=["instances", "connected", "semantic"]),
+    flag("--skip-bad", "skip invalid labels, ignore their regions, and report them (default: "
+         "stop)"),
+    flag("--single-class", "train all categories as one"),
+    option("--group-by", "NAME", "keep images together that agree in a member of their entries in "
+           "COCO json, such as patient_id, or in the part of their names that a pattern matches, "
+           "such as 'patient\\d+'"),
+)  # fmt: skip
+
+
 def add_options(parser: ArgumentParser, options: Sequence[Option]) -> None:
     """Add the options of a command to its parser."""
     for names, settings in options:

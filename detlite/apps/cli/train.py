@@ -20,8 +20,9 @@ Exit status: 0; 2 for an error that you can fix; 75 after SIGTERM or SIGHUP, and
 
 from argparse import Namespace
 
-from detlite.apps.cli.options import DEVICE, FONT, OVERRIDES, config, flag, option, weights
 from detlite.errors import ConfigError
+
+from .options import DATA_OPTIONS, DEVICE, FONT, OVERRIDES, config, flag, option, weights
 
 INTERRUPTED = "interrupted at once; --resume continues from the last checkpoint, if there is one"
 
@@ -29,10 +30,10 @@ INTERRUPTED = "interrupted at once; --resume continues from the last checkpoint,
 OPTIONS = (
     config("chosen from --data"),
     option("--data", "PATH", "folder or annotation file to train on, as in detlite init"),
+    *DATA_OPTIONS,
     weights("checkpoint to start from (default: MODEL.WEIGHT)"),
     option("--minutes", None, "training time in minutes", type=float),
     option("--output", "FOLDER", "output folder (default: OUTPUT_DIR)"),
-    flag("--single-class", "train all categories of --data as one"),
     flag("--all", "train on the evaluation images, too: a last run, after which none remain to "
          "measure it"),
     flag("--resume", "continue the run in the output folder, if there is one"),
@@ -51,12 +52,17 @@ def run(args: Namespace) -> int:
     train(
         args.config,
         data=args.data,
+        test_data=args.val,
         weights=args.weights,
         minutes=args.minutes,
         output_dir=args.output,
         overrides=args.overrides,
         resume=args.resume or restart_count() > 0,
-        single_class=args.single_class,
         all_images=args.all,
+        single_class=args.single_class,
+        images=args.images,
+        masks=args.masks,
+        skip_bad=args.skip_bad,
+        group_by=args.group_by,
     )
     return 0

@@ -19,7 +19,7 @@ from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 from detlite.structures.names import is_inside
 
-from .file_tree import IMAGES_OPTION, FileTree, NoImageError, excerpt
+from .file_tree import FileTree, NoImageError, excerpt
 
 VAL_FRACTION, _TOLERANCE = 0.2, 0.2  # of all images; of that fraction
 _SAMPLE = 20  # images that decide whether a folder is the right one
@@ -78,7 +78,7 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
         searched = ", ".join(map(str, [*counts][:4])) + ", ..." * (len(counts) > 4)
         raise DataError(
             f"{annotations}: its images, such as {names[0]}, are not in {searched}: name the "
-            f"folder that their names are relative to with {IMAGES_OPTION}"
+            f"folder that their names are relative to with --images"
         )
     best = [path for path in counts if counts[path] == max_count]
     if not folder and (split := _split_name(annotations, root)):
@@ -86,7 +86,7 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     if len(best) > 1 and best[0] not in usual:
         raise DataError(
             f"{annotations}: its images, such as {names[0]}, are in several folders "
-            f"({', '.join(map(str, best))}): name the right one with {IMAGES_OPTION}"
+            f"({', '.join(map(str, best))}): name the right one with --images"
         )
     return best[0]
 

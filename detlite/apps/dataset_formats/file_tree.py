@@ -24,7 +24,6 @@ SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "va
 # The splits of images that no list of a split names, and of images without labels.
 UNLISTED, UNLABELED = "unlisted", "unlabeled"
 # For messages that several commands show.
-IMAGES_OPTION = "--images (for `detlite train`, with `detlite init --images`)"
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
@@ -100,7 +99,7 @@ class FileTree:
             raise NoImageError(f"{file}: has an unsupported format; convert it to PNG or TIFF")
         raise NoImageError(
             f"{label_file}: its image {name!r} is not in {self.image_root}. Name the folder of the "
-            f"images with {IMAGES_OPTION}, or export the labels together with the images"
+            f"images with --images, or export the labels together with the images"
         )
 
     @cached_property

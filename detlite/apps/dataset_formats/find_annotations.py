@@ -24,7 +24,7 @@ from .csv_boxes import csv_labels, has_boxes
 from .file_tree import OUTPUT_FOLDER, UNLABELED, UNLISTED, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
 from .labelme import NO_OBJECTS, labelme_labels
-from .mask_files import is_mask_folder, read_mask_folder
+from .mask_files import MODES, is_mask_folder, read_mask_folder
 from .other_formats import describe_unknown
 from .shapes import read_shapes
 from .voc_xml import voc_labels
@@ -108,6 +108,8 @@ def find_sets(
     Returns:
         Sources of "train" and, unless only one image has an object, "val"; and a summary.
     """
+    if masks not in (None, *MODES):
+        raise DataError(f"masks is {masks!r}: it must be one of {', '.join(MODES)}")
     data, val = data.absolute(), val and val.absolute()
     conversion = partial(Conversion, masks, skip_bad, folder, upright)
     format, splits = _read(data, images, conversion())

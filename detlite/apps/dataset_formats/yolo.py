@@ -21,7 +21,7 @@ import yaml
 from detlite.config import ConfigError, parse_yaml
 from detlite.files.errors import DataError, short_repr
 
-from .file_tree import IMAGES_OPTION, SPLITS, UNLISTED, FileTree, read_lines
+from .file_tree import SPLITS, UNLISTED, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage
 from .shapes import Shape, check_size, to_objects, unused_images
 
@@ -261,7 +261,7 @@ def _list_images(
             problem = f"is not in {tree.image_root}" if direct.exists() else "does not exist"
             raise DataError(
                 f"{file}: {split} is {short_repr(entry)}, but {direct} {problem}. Correct "
-                f"the path, or name the folder of the images with {IMAGES_OPTION}"
+                f"the path, or name the folder of the images with --images"
             )
         if path.is_dir():
             inside = path.is_relative_to(tree.image_root)
