@@ -12,6 +12,7 @@ from .datasets.build import (
 )
 from .datasets.catalog import DATASETS
 from .datasets.coco import CocoDataset, ConcatDataset
+from .datasets.items import Items, item_files
 from .datasets.options import DatasetOptions
 from .loading.batch_loader import explain_dead_loader
 from .loading.loader import build_test_loader, build_train_loader
@@ -22,6 +23,7 @@ __all__ = [
     "ConcatDataset",
     "DataError",
     "DatasetOptions",
+    "Items",
     "LoaderProcessError",
     "build_dataset",
     "build_test_datasets",
@@ -30,5 +32,6 @@ __all__ = [
     "build_train_loader",
     "check_num_classes",
     "explain_dead_loader",
+    "item_files",
     "log_findings",
 ]

@@ -22,9 +22,11 @@ def parse_location(text: str, root: Location | None = None) -> Location:
     return path if root is None or path.is_absolute() else root / path
 
 
-def location_id(location: Location) -> str:
-    """Return a text that identifies a location on this machine."""
-    return str(location.absolute()) if isinstance(location, Path) else location.url
+def location_id(location: object) -> str:
+    """Return a text that identifies a location or a folder of images on this machine."""
+    if isinstance(location, Path):
+        return str(location.absolute())
+    return location.url if isinstance(location, RemotePath) else str(location)
 
 
 @contextmanager

@@ -1,15 +1,20 @@
 """Write files atomically: a reader sees the old file or the whole new one, never a part."""
 
 import errno
+import json
 import os
+import socket
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from .errors import DataError
 
+_HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"  # numbers its processes
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
 
 
@@ -25,7 +30,7 @@ def atomic_path(file: Path, unique: bool = False) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written. The error names `file`, which is unchanged.
     """
-    unique_name = f".{file.name}-{os.getpid()}-{time.time_ns()}.tmp"
+    unique_name = f".{file.name}-{_HOST}-{os.getpid()}-{time.time_ns()}.tmp"
     temporary = file.with_name(unique_name if unique else file.name + ".tmp")
     try:
         temporary.unlink(missing_ok=True)  # a link there would lead to another file
@@ -72,6 +77,15 @@ def atomic_open(file: Path, mode: str = "w", unique: bool = False) -> Iterator[I
     encoding = None if "b" in mode else "utf-8"
     with atomic_path(file, unique) as temporary, temporary.open(mode, encoding=encoding) as stream:
         yield stream
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write JSON atomically, and delete what killed processes left of it. Raises DataError."""
+    for leftover in file.parent.glob(f".{escape(file.name)}-{_HOST}-*.tmp"):
+        process = leftover.name.split("-")[-2]
+        if Path("/proc/self").exists() and not Path("/proc", process).exists():
+            leftover.unlink(missing_ok=True)
+    write_file(file, json.dumps(content).encode())
 
 
 def write_file(file: Path, data: bytes) -> None:

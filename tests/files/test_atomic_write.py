@@ -1,6 +1,8 @@
 """Atomic writes: a failure leaves the old file, and no temporary file."""
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from detlite.files.atomic_write import (
     make_folder,
     open_to_append,
     write_file,
+    write_json,
 )
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
@@ -26,6 +29,25 @@ def test_replaces_the_file(tmp_path: Path, unique: bool) -> None:
         assert file.read_text() == "old"
     assert file.read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_what_killed_processes_left_is_deleted(tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    code = """
+import os, sys
+from pathlib import Path
+from detlite.files.atomic_write import atomic_path
+with atomic_path(Path(sys.argv[1]), unique=True) as temporary:
+    temporary.write_text("{")
+    os._exit(1)
+"""
+    subprocess.run([sys.executable, "-c", code, str(file)], check=False)
+    with atomic_path(file, unique=True) as own:  # another write that has not ended
+        own.write_text("[]")
+        assert len([*tmp_path.iterdir()]) == 2
+        write_json(file, {})
+        assert {*tmp_path.iterdir()} == {own, file}
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_bytes(tmp_path: Path) -> None:

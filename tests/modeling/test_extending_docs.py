@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +17,7 @@ from detlite.data import build_dataset
 from detlite.engine.solver import OPTIMIZERS, build_optimizer
 from detlite.evaluation import Results
 from detlite.evaluation.evaluators import build_evaluators
+from detlite.files.errors import DataError
 from detlite.modeling import BOX_LOSSES, POOLERS
 from detlite.ops import pyramid_roi_align
 from detlite.registry import Registry
@@ -154,17 +156,25 @@ def test_own_keys(run_block, tiny_config):
     assert dict(cfg.DISTILL) == {"TEACHER": "", "TEMPERATURE": 2.0, "LOSS": "mse"}
 
 
-def test_dataset_of_a_table(run_block, tiny_config, tmp_path):
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (40, 30)).save(tmp_path / "photos" / "a.png")
-    (tmp_path / "train.csv").write_text("a.png,40,30,cat,1,2,10,20\na.png,40,30,dog,5,5,4,4\n")
-    entry = {"name": "train", "type": "boxes-table", "table": "train.csv", "images": "photos"}
-    options = ["DATASETS.ROOT", str(tmp_path), "DATASETS.CATALOG", [entry], "MODEL.MASK_ON", False]
-    cfg = tiny_config("IMPORTS", run_block("boxes-table"), *options)
+def test_dataset_of_arrays(run_block, tiny_config, tmp_path):
+    """Its objects are judged like those of files."""
+    images = np.random.default_rng(0).integers(0, 255, (3, 30, 40), dtype=np.uint8)
+    boxes = np.array([[1, 2, 10, 20], [5, 5, 4, 4], [3, 3, 9, 9]])
+    np.savez(tmp_path / "train.npz", images=images, boxes=boxes, owners=[1, 1, 0])
+    np.savez(
+        tmp_path / "bad.npz", images=images, boxes=np.add(boxes, [50, 0, 0, 0]), owners=[1, 1, 0]
+    )
+    entries = [{"name": name, "type": "cells", "file": f"{name}.npz"} for name in ("train", "bad")]
+    options = ["DATASETS.ROOT", str(tmp_path), "DATASETS.CATALOG", entries, "MODEL.MASK_ON", False]
+    cfg = tiny_config("IMPORTS", run_block('"cells"'), *options)
     dataset = build_dataset(cfg, "train", train=True)
-    _, target = dataset[0]
+    assert dataset.image_ids == [1, 2]
+    image, target = dataset[1]
+    assert (image.numpy() == images[1]).all()
     assert target["boxes"].tolist() == [[1, 2, 11, 22], [5, 5, 9, 9]]
-    assert [row["name"] for row in dataset.categories] == ["cat", "dog"]
+    assert [row["name"] for row in dataset.categories] == ["cell"]
+    with pytest.raises(DataError, match=r"annotation 1 .*is outside the 40x30 image"):
+        build_dataset(cfg, "bad", train=True)
 
 
 def test_evaluator_of_counts(run_block, tiny_config, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from detlite.data.annotations.ids import parse_number
 from detlite.files.errors import DataError, short_repr
 
-from .file_tree import SPLITS, FileTree, read_lines
+from .file_tree import SPLITS, FileTree, excerpt, read_lines
 from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape
 
@@ -35,7 +35,7 @@ _EMPTY = {"", "nan", "none", "null"}
 
 def has_boxes(tree: FileTree) -> bool:
     """Return True if a CSV file has columns of boxes."""
-    return any(_columns(read_lines(file)) for file in tree.with_suffix(".csv"))
+    return any(_columns(excerpt(file).splitlines()) for file in tree.with_suffix(".csv"))
 
 
 def csv_labels(file: Path, _: FileTree, __: Conversion) -> Iterator[ImageLabels]:
@@ -71,8 +71,8 @@ def csv_labels(file: Path, _: FileTree, __: Conversion) -> Iterator[ImageLabels]
 
 def _columns(lines: list[str]) -> dict[str, int]:
     """Return the positions of the known columns; {} without an image or a box."""
-    header = next(csv.reader(lines[:1], delimiter=_delimiter(lines)), [])
-    names = [re.sub(r"[\s_]", "", name).lower() for name in header]
+    header = "".join(lines[:1]).split(_delimiter(lines))
+    names = [re.sub(r"[\s_\"\ufeff]", "", name).lower() for name in header]
     found = {
         key: next(names.index(name) for name in known if name in names)
         for key, known in _COLUMNS.items()

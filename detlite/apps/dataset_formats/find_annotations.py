@@ -1,6 +1,5 @@
 """Find the annotations of a file or folder in any supported format, as COCO files."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from detlite.data.annotations.store import open_table
 from detlite.data.data_arguments import FINDERS
 from detlite.data.findings import Finding, Findings
 from detlite.data.images.pixels import ImageOptions
-from detlite.files.atomic_write import write_file
+from detlite.files.atomic_write import write_json
 from detlite.files.errors import DataError
 from detlite.structures.categories import CategoryMatch
 
@@ -137,7 +136,7 @@ def find_sets(
         file = split.coco if isinstance(split.coco, Path) else output / f"{prefix}{name}.json"
         if file != split.coco:
             try:
-                write_file(file, json.dumps(split.content).encode())
+                write_json(file, split.content)
             except DataError as error:
                 hint = f"; choose another folder: `detlite init --data {data} --annotations FOLDER`"
                 raise DataError(f"{error}{'' if folder else hint}") from error
@@ -173,7 +172,7 @@ def convert(
     outputs = []
     for split, dataset in datasets.items():
         outputs.append(file.with_stem(f"{file.stem}_{split}") if len(datasets) > 1 else file)
-        write_file(outputs[-1], json.dumps(to_coco(dataset)).encode())
+        write_json(outputs[-1], to_coco(dataset))
     return outputs, datasets["train"].findings
 
 

@@ -1,7 +1,6 @@
 """The catalog: locate the datasets that DATASETS.TRAIN and DATASETS.TEST name."""
 
 import difflib
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +13,8 @@ from detlite.config import ConfigError
 from detlite.config.removed import DATASET_TYPES
 from detlite.data.images.sources import ImageFolder
 from detlite.data.locations import Location, parse_location
-from detlite.files.atomic_write import write_file
+from detlite.data.remote.remote_path import RemotePath
+from detlite.files.atomic_write import write_json
 from detlite.files.errors import DataError
 from detlite.registry import Registry
 from detlite.structures.object_fields import OBJECT_FIELDS
@@ -55,7 +55,7 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]
             f"DATASETS.ROOT, not {root}"
         )
     annotations, images = locate(entry, root)
-    if not isinstance(images, Path):
+    if isinstance(images, RemotePath):
         images = replace(images, cache_bytes=int(cfg.DATASETS.CACHE_GB * GIGABYTE))
     return kind, annotations, images
 
@@ -86,7 +86,7 @@ def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]])
     if file.is_file():
         return file
     content = {**convert(), "converted": True}  # one of several splits
-    write_file(file, json.dumps(content).encode())
+    write_json(file, content)
     logger.info("%s: converted %d images to %s", name, len(content["images"]), file)
     return file
 

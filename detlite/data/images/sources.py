@@ -9,7 +9,6 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from detlite.data.remote.remote_path import RemotePath
 from detlite.files.errors import TooLargeError
 
 # Errors of readers for truncated or damaged files; NotImplementedError: DDS and BLP files of types
@@ -124,4 +123,11 @@ def too_large(max_pixels: int, size: str) -> TooLargeError:
     )
 
 
-ImageFolder: TypeAlias = Path | RemotePath
+class StoredFolder(Protocol):
+    """A folder of stored images; `str` identifies it."""
+
+    def __truediv__(self, name: str, /) -> StoredImage:
+        """Return the image with a file name."""
+
+
+ImageFolder: TypeAlias = Path | StoredFolder
