@@ -37,7 +37,6 @@ def run(args: Namespace) -> int:
     from detlite.apps.dataset_check.inspection_report import (
         print_report,
         print_similar,
-        print_similar_within,
         similar_images,
     )
     from detlite.data.images.checks import unlisted_images
@@ -49,7 +48,7 @@ def run(args: Namespace) -> int:
     similar = similar_images(sets)
     for number, inspection in enumerate(sets):
         print_report(inspection, args.max_per_kind)
-        print_similar_within(number, similar)
+        print_similar(sets, similar, args.max_per_kind, number)
     print_similar(sets, similar, args.max_per_kind)
     if args.page:
         with atomic_open(args.page) as file:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from detlite.data.datasets.options import DatasetOptions, build_dataset_options
 from detlite.data.findings import Finding
 from detlite.data.images.checks import check_images
 from detlite.data.images.formats import open_image
-from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder
 from detlite.data.locations import Location, local_copy
@@ -200,17 +200,11 @@ def small_objects(
         min_area = speck_area(areas, ids) if len(areas) else 0
         effect = f"a speck: `detlite init` sets INPUT.MIN_AREA {min_area} to ignore it"
     flagged = table.ignoring_below(min_area)
-
-    def is_small(flags: np.ndarray) -> np.ndarray:
-        return (flags & Flag.SMALL > 0) & ~selection.crowds(flags) & ~selection.bad(flags)
-
-    for number in np.flatnonzero(flagged.counts(is_small)).tolist():
-        rows, areas = (
-            flagged.annotations(number, is_small),
-            flagged.values("areas", number, is_small),
-        )
-        for row, area in zip(rows, areas.tolist(), strict=True):
-            yield _warning("small object", f"has {area:g} pixels, {effect}", row)
+    flags = flagged.flags
+    small = (flags & Flag.SMALL > 0) & ~selection.crowds(flags) & ~selection.bad(flags)
+    areas = flagged.column("areas")[small].tolist()
+    for row, area in zip(flagged.rows(np.flatnonzero(small)), areas, strict=True):
+        yield _warning("small object", f"has {area:g} pixels, {effect}", row)
 
 
 def _inspect_images(result: Inspection, table: AnnotationTable) -> None:
@@ -218,22 +212,19 @@ def _inspect_images(result: Inspection, table: AnnotationTable) -> None:
     result.sizes = table.sizes.astype(np.int64)
     result.prints = np.zeros(len(table), FINGERPRINT)
 
-    def read(number: int) -> tuple[list[Defect], tuple[int, int], tuple[bool, int, Any]]:
-        row = table.image(number)
-        return _inspect(result.folder, result.image_options, bool(result.used[number]), row)
-
-    rows = progress_bar(in_threads(read, range(len(table)), _READERS), "images", len(table))
+    inspected = in_threads(partial(_inspect, result, table), range(len(table)), _READERS)
+    rows = progress_bar(inspected, "images", len(table))
     for number, (defects, size, found) in enumerate(rows):
         result.defects += defects
         result.sizes[number], result.prints[number] = size, found
 
 
 def _inspect(
-    folder: ImageFolder, options: ImageOptions, used: bool, row: Row
+    result: Inspection, table: AnnotationTable, number: int
 ) -> tuple[list[Defect], tuple[int, int], tuple[bool, int, Any]]:
     """Return the defects of an image, its size, and its fingerprint if it can be read."""
-    size = row["height"], row["width"]
-    path = folder / row["file_name"]
+    row, options = table.image(number), result.image_options
+    size, path = (row["height"], row["width"]), result.folder / row["file_name"]
     where = f"image {row['id']} ({row['file_name']})"
     defects = []
     try:
@@ -242,7 +233,8 @@ def _inspect(
         raise RemoteError(f"{error} (image id {row['id']})") from error
     except DataError as error:
         problem = str(error).removeprefix(f"{path}: ")
-        return [Defect("image", where, problem, used, row["id"])], size, (False, 0, 0)
+        is_refused = bool(result.used[number])
+        return [Defect("image", where, problem, is_refused, row["id"])], size, (False, 0, 0)
     with open_image(path, options.max_pixels) as file:
         orientation = file.orientation()
     if orientation != 1:
@@ -257,35 +249,34 @@ def _inspect(
 def object_warnings(result: Inspection, table: AnnotationTable) -> Iterator[Defect]:
     """Yield duplicate annotations, boxes that do not match their masks, and wrong areas."""
     for number in progress_bar(range(len(table)), "annotations"):
-        # The stated size of an unreadable image may be wrong, and too large to draw masks.
-        size = result.sizes[number].tolist() if result.prints["known"][number] else None
-        yield from _object_warnings(result.rows(number), size)
+        seen: set[tuple[Any, ...]] = set()
+        for row in result.rows(number):
+            key = (row["category_id"], *row["bbox"])
+            if key in seen:
+                problem = "the image has another annotation with this category and box"
+                yield _warning("duplicate", f"{problem}: {row['bbox']}", row)
+            seen.add(key)
+            # The stated size of an unreadable image may be wrong, and too large to draw masks.
+            if result.prints["known"][number]:
+                yield from _shape_problems(row, result.sizes[number].tolist())
 
 
-def _object_warnings(rows: Sequence[Row], size: tuple[int, int] | None) -> Iterator[Defect]:
-    seen: set[tuple[Any, ...]] = set()
-    for row in rows:
-        key = (row["category_id"], *row["bbox"])
-        if key in seen:
-            problem = f"the image has another annotation with this category and box: {row['bbox']}"
-            yield _warning("duplicate", problem, row)
-        seen.add(key)
-        if size is None:
-            continue
-        mask, area = row.get("segmentation"), row["bbox"][2] * row["bbox"][3]
-        areas = [area]
-        if mask:
-            tight = mask_box(mask, *size)
-            if tight is not None and not boxes_match(row["bbox"], tight):
-                problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"
-                yield _warning("box does not match mask", problem, row)
-            areas.append(mask_area(mask, *size))
-        stated = row.get("area")
-        if stated is not None and not min(areas) / 2 <= stated <= max(areas) * 2:
-            sizes = " and its mask has ".join(f"{area:g}" for area in areas)
-            problem = f"area is {stated:g}, but its box has {sizes} square pixels: "
-            problem += "APs, APm and APl count it with the wrong size"
-            yield _warning("area", problem, row)
+def _shape_problems(row: Row, size: tuple[int, int]) -> Iterator[Defect]:
+    """Yield a box that does not match its mask, and a wrong area."""
+    mask, area = row.get("segmentation"), row["bbox"][2] * row["bbox"][3]
+    areas = [area]
+    if mask:
+        tight = mask_box(mask, *size)
+        if tight is not None and not boxes_match(row["bbox"], tight):
+            problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"
+            yield _warning("box does not match mask", problem, row)
+        areas.append(mask_area(mask, *size))
+    stated = row.get("area")
+    if stated is not None and not min(areas) / 2 <= stated <= max(areas) * 2:
+        sizes = " and its mask has ".join(f"{area:g}" for area in areas)
+        problem = f"area is {stated:g}, but its box has {sizes} square pixels: "
+        problem += "APs, APm and APl count it with the wrong size"
+        yield _warning("area", problem, row)
 
 
 def _warning(kind: str, problem: str, row: Row) -> Defect:

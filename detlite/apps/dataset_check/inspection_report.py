@@ -182,25 +182,22 @@ def similar_images(sets: Sequence[Inspection]) -> dict[str, np.ndarray]:
 
 
 def print_similar(
-    sets: Sequence[Inspection], similar: dict[str, np.ndarray], max_shown: int
+    sets: Sequence[Inspection],
+    similar: dict[str, np.ndarray],
+    max_shown: int,
+    index: int | None = None,
 ) -> None:
-    """Print the numbers of similar images across sets, and at most `max_shown` pairs of each."""
+    """Print the numbers of similar images in a set; None: across sets, and the first pairs."""
     for kind, pairs in similar.items():
-        across = pairs[pairs[:, 0] != pairs[:, 2]]
-        if len(across) or kind == IDENTICAL:
-            print(f"{len(across)} pairs of {kind} across sets")
-        for first, number, second, other in across[:max_shown].tolist():
+        shared = np.where(pairs[:, 0] == pairs[:, 2], pairs[:, 0], -1)
+        found = pairs[shared == (-1 if index is None else index)]
+        if len(found) or kind == IDENTICAL:
+            where = "across sets" if index is None else "in this set"
+            print("  " * (index is not None) + f"{len(found)} pairs of {kind} {where}")
+        for first, number, second, other in found[:max_shown].tolist() if index is None else ():
             one, two = sets[first], sets[second]
             ids = one.image_id(number), two.image_id(other)
             print(f"  {one.name} image {ids[0]} and {two.name} image {ids[1]}")
-
-
-def print_similar_within(index: int, similar: dict[str, np.ndarray]) -> None:
-    """Print the numbers of similar images in a set."""
-    for kind, pairs in similar.items():
-        count = int((pairs[:, [0, 2]] == index).all(axis=1).sum())
-        if count or kind == IDENTICAL:
-            print(f"  {count} pairs of {kind} in this set")
 
 
 def print_report(inspection: Inspection, max_per_kind: int) -> None:
