@@ -55,7 +55,7 @@ class _Candidate(NamedTuple):
 
 def _candidates(facts: DatasetFacts, values: Values, rules: Sequence[Rule]) -> list[_Candidate]:
     """Return the candidates, from the largest to the fastest."""
-    shrinks = _SHRINK
+    shrinks: tuple[float, ...] = _SHRINK
     if not values.keys().isdisjoint({"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"}):
         shrinks = (1.0,)
     found: dict[str, _Candidate] = {}

@@ -1,10 +1,10 @@
 """Decide which images belong together: a training and an evaluation set must not share a group."""
 
+import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ _COPY = re.compile(r"\.rf\.[0-9A-Za-z]{8,}$")
 # SAHI writes a_X1_Y1_X2_Y2.png for tiles of a.png, and DOTA's tools a__SCALE__X___Y.png.
 _CORNERS = re.compile(r"(.+?)[_-](\d+)[_-](\d+)[_-](\d+)[_-](\d+)$")
 _POSITION = re.compile(r"(.+?)[_-]+x?(\d+)[_-]+y?(\d+)$")
+_NUMBER = re.compile(r"([0-9]{1,18})")
 _MIN_STEP = 16  # pixels between tiles: smaller numbers in names are not positions
 _MAX_STRETCH = 0.02  # relative difference of the shapes of a tile and of its corners
 # Folders that do not tell one sequence of names from another.
@@ -29,7 +30,7 @@ _NO_SEQUENCE = {"train", "val", "valid", "validation", "test", "images"}
 # pairs of distant ones, or have an almost equal thumbnail that distant ones do not have.
 _CLOSEST, _PAIRS, _MIN_OFFSET, _MIN_IMAGES = 0.05, 2000, 5, 12
 _ALMOST_EQUAL, _FRACTION = 0.05, 0.25
-_MIN_GROUPS = 4  # fewer are cut into _PARTS of consecutive images
+_MAX_FRACTION = 0.4  # of the images; if all groups are larger, they are cut into _PARTS
 _PARTS = 5
 
 
@@ -40,7 +41,7 @@ class ImageGroups:
     Attributes:
         labels: int64 [N], index of the first image of each image's group.
         kinds: the groups for each reason, as `labels`.
-        cut: True if there are too few groups, so that they are cut into consecutive parts.
+        cut: True if all groups are too large, so that they are cut into consecutive parts.
     """
 
     labels: np.ndarray
@@ -60,7 +61,7 @@ class ImageGroups:
         if not self.cut:
             return f"{listed} stay together"
         return (
-            f"{listed} are too few groups, so all images are cut into {_PARTS} consecutive parts. "
+            f"{listed} are few large groups, so all are cut into {_PARTS} consecutive parts. "
             "Images at the borders resemble trained ones, so metrics are too high: choose others "
             "by `detlite init --val`"
         )
@@ -84,29 +85,31 @@ def group_images(
     Raises:
         DataError: `group_by` fits no image, not all of them, or makes a single group.
     """
-    names = [row["file_name"] for row in rows]
-    sources = [_COPY.sub("", str(PurePosixPath(name).with_suffix(""))) for name in names]
-    copies = [source if _COPY.search(PurePosixPath(name).stem) else None
-              for source, name in zip(sources, names, strict=True)]  # fmt: skip
+    stems = [posixpath.splitext(row["file_name"])[0] for row in rows]
+    sources = [_COPY.sub("", stem) for stem in stems]
+    copies = (
+        posixpath.basename(source) if source != stem else None
+        for source, stem in zip(sources, stems, strict=True)
+    )
     tiles = _tiles(sources, rows)
-    firm = {_COPIES: same_values(map(_base_name, copies)), _TILES: same_values(tiles)}
+    firm = {_COPIES: same_values(copies), _TILES: same_values(tiles)}
     if group_by:
         kind = _GIVEN.format(group_by)
         firm = {kind: same_values(_given_values(rows, group_by))} | firm
     alike = {IDENTICAL: nearly_identical(prints)}
     keys = [_sequence_key(tile or source) for tile, source in zip(tiles, sources, strict=True)]
-    order = sorted(range(len(names)), key=keys.__getitem__)
+    order = sorted(range(len(rows)), key=keys.__getitem__)
     if not group_by:
         alike[_SEQUENCE] = _sequences(keys, prints)
     kinds = alike | firm
-    labels, cut = _joined(kinds.values(), len(names)), False
-    if len(names) > 1 and len(np.unique(labels)) < _MIN_GROUPS:
-        whole = _joined(firm.values(), len(names))
-        if len(np.unique(whole)) == 1:
-            whole = np.arange(len(names))
-        cut_labels = _consecutive_parts(whole, order)
-        if len(np.unique(cut_labels)) > len(np.unique(labels)):
-            labels, cut = cut_labels, True
+    labels, cut = _joined(kinds.values(), len(rows)), False
+    if _are_large(labels):
+        whole = _joined(firm.values(), len(rows))
+        if _are_large(whole) and not group_by:
+            whole = np.arange(len(rows))
+        parts = _consecutive_parts(whole, order)
+        if len(np.unique(parts)) > len(np.unique(labels)):
+            labels, cut = parts, True
     return ImageGroups(labels, kinds, cut)
 
 
@@ -115,6 +118,12 @@ def _joined(parts: Iterable[np.ndarray], count: int) -> np.ndarray:
     for part in parts:
         connect(labels, np.arange(count), part)
     return labels
+
+
+def _are_large(labels: np.ndarray) -> bool:
+    """Return True if no group is small enough for evaluation."""
+    sizes = np.unique(labels, return_counts=True)[1]
+    return bool((sizes > max(_MAX_FRACTION * len(labels), 1)).all())
 
 
 def _consecutive_parts(whole: np.ndarray, order: Sequence[int]) -> np.ndarray:
@@ -129,10 +138,6 @@ def same_values(values: Iterable[Any]) -> np.ndarray:
     first: dict[Any, int] = {}
     indices = (n if value is None else first.setdefault(value, n) for n, value in enumerate(values))
     return np.fromiter(indices, np.int64)
-
-
-def _base_name(path: str | None) -> str | None:
-    return None if path is None else PurePosixPath(path).name
 
 
 def _given_values(rows: Sequence[Mapping[str, Any]], group_by: str) -> list[Any]:
@@ -163,7 +168,7 @@ def _tiles(sources: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[st
     found: list[str | None] = [None] * len(rows)
     positions: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for n, (source, row) in enumerate(zip(sources, rows, strict=True)):
-        name = PurePosixPath(source).name
+        name = posixpath.basename(source)
         if match := _CORNERS.match(name):
             left, top, right, bottom = map(int, match.groups()[1:])
             expected, actual = (right - left) * row["height"], (bottom - top) * row["width"]
@@ -181,9 +186,9 @@ def _tiles(sources: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[st
 
 def _sequence_key(source: str) -> tuple[Any, ...]:
     """Return a key that sorts numbers in names by value: (folder, texts, numbers)."""
-    path = PurePosixPath(source)
-    folder = tuple(part for part in path.parts[:-1] if part.lower() not in _NO_SEQUENCE)
-    parts = re.split(r"([0-9]+)", path.name)
+    *folders, name = source.split("/")
+    folder = tuple(part for part in folders if part.lower() not in _NO_SEQUENCE)
+    parts = _NUMBER.split(name)
     return folder, tuple(parts[::2]), tuple(map(int, parts[1::2]))
 
 

@@ -61,6 +61,16 @@ def test_a_single_stack_is_cut_into_consecutive_parts():
     assert "cut into 5 consecutive parts" in str(found)
 
 
+@pytest.mark.parametrize("size", [2, 4, 6, 12])
+def test_large_groups_are_cut(size):
+    """A third of the images can be used for evaluation, but not half of them."""
+    rows, prints = images([f"{'abcdefghijkl'[n]}.png" for n in range(12)])
+    found = group_images(rows, prints[np.arange(12) // size])
+    assert found.cut == (size > 4)
+    if not found.cut:
+        assert found.labels.tolist() == (np.arange(12) // size * size).tolist()
+
+
 def test_augmented_copies():
     names = [f"train/{'abcdef'[n]}_1_jpg.rf.{n:030x}{k}a.jpg" for n in range(6) for k in range(3)]
     found, text = groups(*images(names))
@@ -109,6 +119,11 @@ def test_names_of_groups_that_do_not_fit(group_by, problem):
     rows, prints = images([f"p{n % 5}_{n}.png" for n in range(20)])
     with pytest.raises(DataError, match=problem):
         group_images(rows, prints, group_by)
+
+
+def test_names_without_a_meaning():
+    names = ["", "/", ".", "..", "a/", "9" * 5000, ".rf.0123456789", "_1_2_3_4", "\ud800.png"] * 2
+    assert len(groups(*images(names))[0]) == len(names)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
