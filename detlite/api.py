@@ -10,7 +10,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import read_model_checkpoint, weight_file
-from detlite.config import ConfigError, expand_path, load_config
+from detlite.checkpoint.stored_config import explain_imports
+from detlite.config import ConfigError, Overrides, as_list, expand_path, load_config
 from detlite.data import explain_dead_loader
 from detlite.data.data_arguments import Data, FilePath, Pair, evaluation_data
 from detlite.distributed import barrier
@@ -18,13 +19,16 @@ from detlite.engine.hooks import Hook
 from detlite.engine.rng import preserve_rng
 from detlite.engine.run import exclusive_run, run_evaluation, run_training
 from detlite.engine.run_config import (
-    Overrides,
-    as_list,
     load_run_config,
     training_overrides,
     with_all_images,
 )
-from detlite.engine.run_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, check_output_dir
+from detlite.engine.run_files import (
+    BEST_CHECKPOINT,
+    CONFIG_FILE,
+    FINAL_CHECKPOINT,
+    check_output_dir,
+)
 from detlite.engine.signals import StopSignals
 from detlite.modeling.build import torch_device
 from detlite.registry import Registry
@@ -156,8 +160,8 @@ def evaluate(
             the checkpoint.
         data: (annotation file, image folder), with the name "test". None: the test sets of the
             config.
-        output_dir: OUTPUT_DIR. None: the config's; without a config, the folder `evaluation` next
-            to a local checkpoint.
+        output_dir: OUTPUT_DIR. None: the config's; without a config, or with the one of the run,
+            the folder `evaluation` next to a local checkpoint.
         overrides: see `train`.
 
     Raises:
@@ -167,9 +171,11 @@ def evaluate(
     opts = {} if data is None else evaluation_data(data)
     if weights is not None:
         opts["MODEL.WEIGHT"] = str(weights)
-    if output_dir is None and config is None and weights and "://" not in str(weights):
-        # Do not overwrite the evaluation of the training run.
-        output_dir = expand_path(str(weights)).parent / "evaluation"
+    if output_dir is None and weights and "://" not in str(weights):
+        run = expand_path(str(weights)).parent
+        if config is None or Path(config).resolve() == (run / CONFIG_FILE).resolve():
+            # Do not overwrite the evaluation of the training run, which may have been moved.
+            output_dir = run / "evaluation"
     if output_dir is not None:
         opts["OUTPUT_DIR"] = str(output_dir)
     all_opts = as_list(opts) + as_list(overrides)
@@ -181,9 +187,13 @@ def evaluate(
     else:
         cfg = load_config(config, all_opts)
     folder = Path(cfg.OUTPUT_DIR)
-    with explain_dead_loader(), exclusive_run(folder, cfg.MODEL.DEVICE):
-        metrics = run_evaluation(cfg, checkpoint)
     file = checkpoint.path if checkpoint else weight_file(cfg)
+    with (
+        explain_dead_loader(),
+        exclusive_run(folder, cfg.MODEL.DEVICE),
+        explain_imports(checkpoint.config if checkpoint else "", file, bool(cfg.IMPORTS)),
+    ):
+        metrics = run_evaluation(cfg, checkpoint)
     return Result(metrics, folder, file, time.perf_counter() - start)
 
 

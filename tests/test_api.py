@@ -21,12 +21,13 @@ from detlite.apps.cli.main import main
 from detlite.apps.doctor.machine import Resources
 from detlite.checkpoint import weight_catalog
 from detlite.checkpoint.files import read_checkpoint
-from detlite.config import ConfigError, load_config
+from detlite.config import ConfigError, extensions, load_config
 from detlite.config.loading import flatten
 from detlite.data import DataError
 from detlite.data.datasets.catalog import DATASETS
 from detlite.engine.hooks import HOOKS, Hook
 from detlite.engine.run_files import run_lock
+from detlite.modeling.build import META_ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
 
@@ -511,6 +512,65 @@ def test_the_random_generators_of_the_caller_do_not_change(shapes, tmp_path):
     detlite.train(data=shapes[0], output_dir=tmp_path, overrides=overrides)
     assert draw() == expected
     assert torch.are_deterministic_algorithms_enabled() == deterministic
+
+
+_EXTENSION = """
+from detlite.config import Key, declare_keys, positive
+from detlite.modeling import META_ARCHITECTURES, GeneralizedRCNN
+
+declare_keys("MODEL.OWN", {Key("SCALE", 1.0, positive): "factor of the losses"})
+
+class Scaled(GeneralizedRCNN):
+    def losses(self, *args):
+        return {name: self.scale * loss for name, loss in super().losses(*args).items()}
+
+@META_ARCHITECTURES.register("Scaled")
+def build_scaled(cfg):
+    model = META_ARCHITECTURES.get("GeneralizedRCNN")(cfg)
+    model.__class__, model.scale = Scaled, cfg.MODEL.OWN.SCALE
+    return model
+"""
+
+
+@pytest.mark.slow
+def test_a_run_with_an_extension_can_be_moved(shapes, tmp_path, monkeypatch, capsys):
+    """Its folder contains the extension: resume, test, report and predict work from there."""
+    extension = tmp_path / "project" / "scaled.py"
+    extension.parent.mkdir()
+    extension.write_text(_EXTENSION)
+    own = {"MODEL.META_ARCHITECTURE": "Scaled", "MODEL.OWN.SCALE": 0.5, "IMPORTS": str(extension)}
+    overrides = SMALL | own | {"MODEL.MASK_ON": False}
+    detlite.train(data=shapes[0], test_data=shapes[1], output_dir=tmp_path / "a" / "run",
+                  overrides=overrides)  # fmt: skip
+    extension.unlink()
+    run = (tmp_path / "a").rename(tmp_path / "b") / "run"
+    monkeypatch.chdir(tmp_path)
+    # As in a new process.
+    for table in (extensions._DECLARED, extensions._newest, META_ARCHITECTURES._builders):
+        for name in [name for name in table if "caled" in name]:
+            monkeypatch.delitem(table, name)
+    config, weights = run / "config.yaml", run / "model_final.pth"
+    image = next(shapes[1][1].glob("*.png"))
+    for call in (detlite.load_checkpoint, detlite.evaluate):
+        with pytest.raises(
+            ConfigError,
+            match=r"unknown config key MODEL\.OWN\.SCALE.*IMPORTS of .* "
+            rf"are ignored, because .* override IMPORTS \[{run}/extensions/scaled\.py\]",
+        ):
+            call(weights)
+    imports = {"IMPORTS": [run / "extensions" / "scaled.py"]}
+    assert detlite.load_checkpoint(weights, imports).model.scale == 0.5
+    assert main(["predict", "--config", str(config), "--weights", str(weights), "--input",
+                 str(image), "--output", str(tmp_path / "predictions")]) == 0  # fmt: skip
+    result = detlite.evaluate(weights, config=config)
+    assert result.output_dir == run / "evaluation"
+    assert main(["report", str(run)]) == 0
+    for call in (partial(detlite.train, config), partial(detlite.train, output_dir=run)):
+        steps = 3 if call.args else 4
+        result = call(resume=True, overrides={"SOLVER.MAX_ITER": steps, "MODEL.OWN.SCALE": 0.25})
+        assert result.output_dir == run
+        assert read_checkpoint(weights).training["iteration"] == steps
+        assert load_config(config).MODEL.OWN.SCALE == 0.25
 
 
 def test_hooks_are_called(shapes, tmp_path):

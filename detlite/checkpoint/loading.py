@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from detlite.checkpoint.class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
 from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint, read_checkpoint
-from detlite.checkpoint.stored_config import apply_convention, config_of
+from detlite.checkpoint.stored_config import apply_convention, config_of, explain_imports
 from detlite.checkpoint.weight_catalog import find_weights
 from detlite.config import ConfigError, default_config, expand_path, load_config
 from detlite.errors import CheckpointError
@@ -273,7 +273,8 @@ def build_model_from_checkpoint(
             f"{checkpoint.path}: has the weights of a backbone only, so the heads would be random: "
             "train a model that starts from it (MODEL.WEIGHT)"
         )
-    return cfg, build_with_weights(cfg, checkpoint).eval()
+    with explain_imports(checkpoint.config, checkpoint.path, bool(cfg.IMPORTS)):
+        return cfg, build_with_weights(cfg, checkpoint).eval()
 
 
 def build_with_weights(cfg: CfgNode, checkpoint: Checkpoint) -> DetectionModel:

@@ -1,6 +1,8 @@
 """The config that belongs to a checkpoint: the stored one, with the convention of the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -9,6 +11,7 @@ from yacs.config import CfgNode
 from detlite.checkpoint.assumptions import log_assumptions
 from detlite.checkpoint.files import Checkpoint
 from detlite.config import ConfigError, config_from, parse_yaml
+from detlite.config.extensions import COPIES
 from detlite.config.key import convention_fields
 from detlite.conventions import CONVENTIONS
 from detlite.errors import CheckpointError
@@ -28,9 +31,34 @@ def config_of(checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> CfgNode:
         )
     # Loading weights must not run code, so the caller names the modules to import.
     stored.pop("IMPORTS", None)
-    cfg = apply_convention(config_from(stored, checkpoint.path, opts), checkpoint)
+    with explain_imports(checkpoint.config, checkpoint.path, "IMPORTS" in opts[::2]):
+        cfg = apply_convention(config_from(stored, checkpoint.path, opts), checkpoint)
     log_assumptions(cfg, checkpoint, opts)
     return cfg
+
+
+@contextmanager
+def explain_imports(config: str, path: Path, given: bool) -> Iterator[None]:
+    """Say in a ConfigError that the IMPORTS in a file with weights are ignored.
+
+    Args:
+        config: the config stored in the file `path`.
+        given: True if the caller names other IMPORTS, so that they may not be the reason.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        stored = parse_yaml(config, path)
+        imports = stored.get("IMPORTS") if isinstance(stored, dict) else None
+        if not imports or given:
+            raise
+        names = [str(name) for name in (imports if isinstance(imports, list) else [imports])]
+        copies = {name: path.parent / COPIES / Path(name).name for name in names}
+        files = [str(copy) if copy.is_file() else name for name, copy in copies.items()]
+        raise ConfigError(
+            f"{error}. IMPORTS of {path} are ignored, because weights must not run code. If you "
+            f"trust their code, add the override IMPORTS [{shorten(', '.join(files), 1000)}]"
+        ) from error
 
 
 def checkpoint_config(checkpoint: Checkpoint) -> dict[str, Any] | None:

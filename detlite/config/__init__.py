@@ -5,14 +5,16 @@ from detlite.errors import ConfigError
 from .extensions import declare_keys
 from .files import expand_path, expand_variables, parse_yaml
 from .key import above, each, expect, fraction, in_range, not_negative, one_of, positive, strings
-from .loading import config_from, default_config, load_config
+from .loading import Overrides, as_list, config_from, default_config, load_config
 from .schema import KEYS, Key
 
 __all__ = [
     "KEYS",
     "ConfigError",
     "Key",
+    "Overrides",
     "above",
+    "as_list",
     "config_from",
     "declare_keys",
     "default_config",

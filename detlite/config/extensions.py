@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from detlite.errors import ConfigError
+from detlite.files.atomic_write import atomic_open
 from detlite.registry import EXTENSION_MODULE
 
 from .files import expand_path
 from .key import Key
 from .schema import KEYS
 
+COPIES = "extensions"  # folder of the copies in the folder of a run
 _TYPES = (bool, int, float, str, tuple, list)
 # The declared keys by the module of the file; "": by other modules, for all configs.
 _DECLARED: dict[str, dict[str, Key]] = {}
@@ -109,6 +111,25 @@ def import_extensions(names: Sequence[tuple[str, Path]]) -> tuple[dict[str, Key]
     modules = ["", *imports]
     keys = {name: key for module in modules for name, key in _DECLARED.get(module, {}).items()}
     return keys, tuple(imports.values())
+
+
+def copy_extensions(imports: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Copy the files in the value `imports` of IMPORTS to a run's folder, so that it can be moved.
+
+    Returns:
+        The value of IMPORTS that names the copies, relative to the folder.
+    """
+    copied = []
+    for name in imports:
+        if name.endswith(".py"):
+            content, copy = Path(name).read_bytes(), folder / COPIES / Path(name).name
+            copy.parent.mkdir(exist_ok=True)
+            if not copy.is_file() or copy.read_bytes() != content:
+                with atomic_open(copy, "wb") as file:
+                    file.write(content)
+            name = f"{COPIES}/{copy.name}"
+        copied.append(name)
+    return tuple(copied)
 
 
 def _import_file(file: Path) -> str:

@@ -26,6 +26,21 @@ _SIMILAR, _MAX_UNKNOWN = 0.85, 100
 _ALTERNATIVES = ("SOLVER.MAX_ITER", "SOLVER.MAX_EPOCHS", "SOLVER.MAX_MINUTES")
 
 
+# Keys and values: {"SEED": 1}, or alternating as in a command, ["SEED", 1].
+Overrides = Mapping[str, Any] | Sequence[Any]
+
+
+def as_list(overrides: Overrides) -> list[Any]:
+    """Convert overrides to alternating keys and values. ConfigError if a key has no value."""
+    if isinstance(overrides, Mapping):
+        return [item for pair in overrides.items() for item in pair]
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides is {overrides!r}: pass a dict of keys and values")
+    if len(overrides) % 2:
+        raise ConfigError(f"overrides are pairs KEY VALUE: {overrides[-1]!r} has no value")
+    return list(overrides)
+
+
 def default_config() -> CfgNode:
     """Return the defaults of the schema as a mutable yacs node."""
     cfg = CfgNode()
@@ -36,7 +51,7 @@ def default_config() -> CfgNode:
 
 def load_config(
     path: str | Path | None = None,
-    opts: Sequence[Any] = (),
+    overrides: Overrides = (),
     complete: Callable[[CfgNode], None] | None = None,
 ) -> CfgNode:
     """Load a config file, apply overrides, check everything, and return the frozen config.
@@ -45,18 +60,18 @@ def load_config(
         path: a YAML file, or the name of one of detlite's configs, such as
             coco/mask_rcnn_R_50_FPN_1x.yaml. The files of its `_BASE_` (paths relative to it) are
             read first. None for the defaults.
-        opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
+        overrides: keys and values, `{"SOLVER.BASE_LR": 0.01}`; strings are parsed.
         complete: called with the mutable config before it is frozen, to set further keys.
 
     Raises:
         ConfigError: a file cannot be read, a key is unknown, or a value is invalid or contradicts
             another one.
     """
-    return _resolve([] if path is None else read_chain(find_config(path)), opts, complete)
+    return _resolve([] if path is None else read_chain(find_config(path)), overrides, complete)
 
 
 def config_from(
-    content: dict[str, Any], source: Path, opts: Sequence[Any] = (), base: str | None = None
+    content: dict[str, Any], source: Path, overrides: Overrides = (), base: str | None = None
 ) -> CfgNode:
     """Load a config that is not a file, such as the one in a checkpoint.
 
@@ -65,16 +80,16 @@ def config_from(
     Args:
         content: the keys and values, without `_BASE_`.
         source: the file that contains it, for error messages.
-        opts: overrides, see `load_config`, also for errors.
+        overrides: see `load_config`, also for errors.
         base: the `_BASE_`: a file, or the name of one of detlite's configs.
     """
     chain = read_chain(find_config(base)) if base else []
-    return _resolve([*chain, (source, content)], opts, stored=source)
+    return _resolve([*chain, (source, content)], overrides, stored=source)
 
 
 def _resolve(
     chain: list[tuple[Path, dict[str, Any]]],
-    opts: Sequence[Any],
+    overrides: Overrides,
     complete: Callable[[CfgNode], None] | None = None,
     stored: Path | None = None,
 ) -> CfgNode:
@@ -82,13 +97,12 @@ def _resolve(
 
     `stored` is the source in `chain` that describes trained weights, see `is_ignored`.
     """
-    if len(opts) % 2:
-        raise ConfigError(f"overrides are pairs KEY VALUE: {opts[-1]!r} has no value")
-    overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
-    own, imports = _import_all(chain, overrides)
+    opts = as_list(overrides)
+    pairs = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
+    own, imports = _import_all(chain, pairs)
     keys = _BY_NAME | own
     sources = [(str(file), flatten(content, known=keys)) for file, content in chain]
-    sources.append(("overrides", overrides))
+    sources.append(("overrides", pairs))
     _check_names(keys, sources, {str(file): recognize(content) for file, content in chain})
     cfg = default_config()
     for key in own.values():
@@ -214,7 +228,11 @@ def _checked(key: Key, value: Any, source: str) -> Any:
 
 
 def _convert(value: Any, key_type: type) -> Any:
-    """Parse strings, and convert int to float, lists to tuples, and single values to sequences."""
+    """Parse strings, and convert int to float, lists to tuples, and single values to sequences.
+
+    Paths in overrides of Python code become strings.
+    """
+    value = str(value) if isinstance(value, Path) else value
     if isinstance(value, str) and key_type is not str:
         # MemoryError, RecursionError: nested too deeply.
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
@@ -240,7 +258,10 @@ def _convert(value: Any, key_type: type) -> Any:
 
 def _as_tuples(values: Sequence[Any]) -> tuple[Any, ...]:
     """Convert lists to tuples at every depth: YAML has only lists, and [1] != (1,)."""
-    return tuple(_as_tuples(v) if isinstance(v, (tuple, list)) else v for v in values)
+    return tuple(
+        _as_tuples(v) if isinstance(v, (tuple, list)) else str(v) if isinstance(v, Path) else v
+        for v in values
+    )
 
 
 def _set(cfg: CfgNode, name: str, value: Any) -> None:

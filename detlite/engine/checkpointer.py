@@ -206,5 +206,5 @@ def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, 
     return {
         key: (before[key], now[key])
         for key in sorted(before.keys() & now)
-        if before[key] != now[key] and key not in ("OUTPUT_DIR", "TEST.SCORE_THRESHOLD")
+        if before[key] != now[key] and key not in ("IMPORTS", "OUTPUT_DIR", "TEST.SCORE_THRESHOLD")
     }

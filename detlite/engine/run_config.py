@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 from detlite.checkpoint.files import Checkpoint
 from detlite.checkpoint.loading import read_weights
 from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
-from detlite.config import ConfigError, load_config
+from detlite.config import ConfigError, Overrides, as_list, default_config, load_config
 from detlite.config.loading import flatten
 from detlite.data.data_arguments import Data, FilePath, training_data
 from detlite.distributed import world_size
@@ -19,8 +19,6 @@ from .checkpointer import newest_checkpoint
 from .run_files import CONFIG_FILE, choose_output_dir, files_of_run
 
 logger = logging.getLogger(__name__)
-
-Overrides = Mapping[str, Any] | Sequence[Any]
 
 
 def training_overrides(
@@ -71,15 +69,18 @@ def load_run_config(
         Otherwise it has only the overrides, and the other keys must be chosen.
     """
 
-    def choose_folder(cfg: CfgNode) -> None:
-        if "OUTPUT_DIR" not in opts[::2]:
-            cfg.OUTPUT_DIR = str(choose_output_dir(Path(cfg.OUTPUT_DIR), resume))
+    named = dict(zip(opts[::2], opts[1::2], strict=True)).get("OUTPUT_DIR")
+    if resume and config is None:  # first, because its config may list IMPORTS for `opts`
+        folder = Path(str(named or choose_output_dir(Path(default_config().OUTPUT_DIR), resume)))
+        config = folder / CONFIG_FILE if files_of_run(folder) else None
+    if resume and named is None and config and Path(config).name == CONFIG_FILE:
+        parent = Path(config).parent  # may have been moved
+        named = parent if files_of_run(parent) else None
 
-    cfg = load_config(config, opts, choose_folder)
-    folder = Path(cfg.OUTPUT_DIR)
-    if config is None and resume and files_of_run(folder):
-        cfg = load_config(config := folder / CONFIG_FILE, [*opts, "OUTPUT_DIR", str(folder)])
-    return cfg, config is not None
+    def choose_folder(cfg: CfgNode) -> None:
+        cfg.OUTPUT_DIR = str(named or choose_output_dir(Path(cfg.OUTPUT_DIR), resume))
+
+    return load_config(config, opts, choose_folder), config is not None
 
 
 def with_all_images(cfg: CfgNode) -> CfgNode:
@@ -141,10 +142,3 @@ def resolve_frozen_norms(cfg: CfgNode, resumed: Mapping[str, Any] | None = None)
             "MODEL.BACKBONE.FREEZE_NORM_BELOW (%d)", limit,
         )  # fmt: skip
     return cfg
-
-
-def as_list(overrides: Overrides) -> list[Any]:
-    """Convert overrides to the alternating keys and values that `load_config` accepts."""
-    if isinstance(overrides, Mapping):
-        return [item for pair in overrides.items() for item in pair]
-    return list(overrides)

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.config.extensions import copy_extensions
 from detlite.files.atomic_write import atomic_open
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,10 @@ def files_of_run(folder: Path) -> list[str]:
 
 
 def write_config(cfg: CfgNode, folder: Path) -> None:
-    """Write the config of a run to its folder."""
+    """Write the config of a run to its folder, with copies of the files in IMPORTS."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.IMPORTS = copy_extensions(cfg.IMPORTS, folder)
     with atomic_open(folder / CONFIG_FILE) as file:
         file.write(cfg.dump())
 

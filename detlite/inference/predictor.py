@@ -17,7 +17,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
-from detlite.config import ConfigError
+from detlite.config import ConfigError, Overrides, as_list
 from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import unwrap
@@ -81,11 +81,11 @@ class Predictor:
         max_size: maximum length of the long side (1333, or the file's value). A size turns off
             test-time augmentation.
         score_thresh: minimum score of detections; it replaces a higher threshold of the model
-            (MODEL.ROI_HEADS.SCORE_THRESH). None: the threshold that `opts` of `from_checkpoint`
-            name, or TEST.SCORE_THRESHOLD of the file, which training measures, or 0.5 if it is
-            unknown; for a model in memory, the model's threshold. Also minimum scores by name of
-            category, {"car": 0.7, "bus": None}, None for the threshold as above; detections of
-            other categories are dropped.
+            (MODEL.ROI_HEADS.SCORE_THRESH). None: the threshold that `overrides` of
+            `from_checkpoint` name, or TEST.SCORE_THRESHOLD of the file, which training measures, or
+            0.5 if it is unknown; for a model in memory, the model's threshold. Also minimum scores
+            by name of category, {"car": 0.7, "bus": None}, None for the threshold as above;
+            detections of other categories are dropped.
         rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
         options: how images are read and objects are detected in them. None: the file's options,
             which `from_checkpoint` can override one by one, or the default ones. Those of a config
@@ -146,7 +146,7 @@ class Predictor:
     @staticmethod
     def from_checkpoint(
         path: str | Path | Sequence[str | Path],
-        opts: Sequence[Any] = (),
+        overrides: Overrides = (),
         config: str | Path | None = None,
         score_thresh: Threshold | None = None,
         rle: bool = False,
@@ -158,9 +158,10 @@ class Predictor:
             path: the checkpoint, `.pth` or `.pkl`, or one of another framework, which is converted
                 and implies a config. Code in it is not executed. Also a file written by `detlite
                 export`. Several files: their detections are merged, see `EnsembleDetector`.
-            opts: config overrides, alternating keys and values. A model with custom modules needs
-                `["IMPORTS", "my_modules.py"]`, because IMPORTS of the file are ignored. They do not
-                change an exported model, but how images are read, resized and tiled for it.
+            overrides: config keys and values, `{"INPUT.MIN_SIZE_TEST": 640}`. A model with custom
+                modules needs `{"IMPORTS": "my_modules.py"}`, because IMPORTS of the file are
+                ignored. Overrides do not change an exported model, but how images are read, resized
+                and tiled for it.
             config: YAML file of the model, for weights that imply no config, such as an FBNet's.
             score_thresh, rle, trust: see `Predictor`.
 
@@ -168,6 +169,7 @@ class Predictor:
             CheckpointError, ConfigError: the message says what to do.
         """
         paths = [path] if isinstance(path, str | Path) else path
+        opts = as_list(overrides)
         models = [_read_model(file, opts, config, trust) for file in paths]
         return _merge([
             Predictor(model, score_thresh=score_thresh, rle=rle, options=options)

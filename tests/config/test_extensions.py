@@ -9,12 +9,14 @@ import pytest
 from detlite.apps.cli.main import main
 from detlite.config import ConfigError, Key, declare_keys, default_config, extensions, load_config
 from detlite.config.key import positive
+from detlite.engine.run_files import write_config
 from detlite.modeling.backbone import BACKBONES, build_backbone
 
 _BACKBONE = """
 from __future__ import annotations
 from dataclasses import dataclass
 from torch import nn
+from detlite.engine.run_files import write_config
 from detlite.modeling.backbone import BACKBONES, Backbone
 
 @dataclass
@@ -122,6 +124,22 @@ def test_imports_of_all_files_add_up_and_are_relative_to_their_file(write, monke
     leaf.write_text("_BASE_: ../base/a.yaml\nIMPORTS: [one.py]")
     with pytest.raises(ConfigError, match=r"base/one\.py and \S*leaf/one\.py have the same name"):
         load_config(leaf)
+
+
+def test_the_folder_of_a_run_has_copies_of_the_files(write, tmp_path):
+    file = write("project/one.py", "# 1\n")
+    (run := tmp_path / "run").mkdir()
+    cfg = load_config(None, {"IMPORTS": ["json", file]})
+    for text in ("# 1\n", "# 2\n"):  # of the first part of a run, and of a resumed one
+        file.write_text(text)
+        write_config(cfg, run)
+        assert (run / "extensions" / "one.py").read_text() == text
+    moved = run.rename(tmp_path / "moved")
+    file.unlink()
+    again = load_config(moved / "config.yaml")
+    assert ("json", str(moved / "extensions" / "one.py")) == again.IMPORTS
+    write_config(again, moved)
+    assert load_config(moved / "config.yaml") == again
 
 
 # ---- own keys

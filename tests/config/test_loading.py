@@ -1,6 +1,7 @@
 """Test files, inheritance, overrides and invalid values."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import yaml
@@ -231,6 +232,9 @@ def test_overrides_replace_values_of_the_file(write):
 
 
 def test_override_without_value():
+    assert load_config(None, {"SEED": "1"}) == load_config(None, ["SEED", 1])
+    with pytest.raises(ConfigError, match="overrides is 'SEED=1': pass a dict of keys and values"):
+        load_config(None, "SEED=1")
     with pytest.raises(ConfigError, match=r"pairs KEY VALUE: 'SOLVER\.GAMMA' has no value"):
         load_config(None, ["SEED", 1, "SOLVER.GAMMA"])
 
@@ -301,6 +305,8 @@ def test_all_unknown_keys_of_a_file_are_listed(write):
         ("MODEL.MASK_ON", "false", False),
         ("OUTPUT_DIR", 7, "7"),
         ("OUTPUT_DIR", "3.5", "3.5"),
+        ("OUTPUT_DIR", Path("a/b"), "a/b"),
+        ("DATASETS.TRAIN", [Path("a")], ("a",)),
         ("MODEL.RPN.ANCHOR_SIZES", "((8, 16), (32, 64))", ((8, 16), (32, 64))),
         ("MODEL.RPN.ANCHOR_SIZES", [[8, 16], [32, 64]], ((8, 16), (32, 64))),
         ("DATASETS.CATALOG", '[{"name": "x"}]', [{"name": "x"}]),

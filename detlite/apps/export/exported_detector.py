@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.checkpoint.stored_config import explain_imports
 from detlite.config import ConfigError, config_from
 from detlite.config.files import parse_yaml
 from detlite.errors import CheckpointError
@@ -137,8 +138,9 @@ def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, Det
             raise ValueError(f"invalid category {short_repr(category)}")
     config = parse_yaml(content["config"], path)
     config.pop("IMPORTS", None)  # loading weights must not run code
-    cfg = config_from(config, path, opts)
-    model = build_model(cfg, path.stat().st_size)
+    with explain_imports(content["config"], path, "IMPORTS" in opts[::2]):
+        cfg = config_from(config, path, opts)
+        model = build_model(cfg, path.stat().st_size)
     model.use_memory_format()  # as when it was exported
     model.categories = content["categories"]
     return cfg, model.eval()
