@@ -146,10 +146,8 @@ def _errors(title: str, analyses: Analyses) -> TemplateData | None:
     errors = {run: result.errors for run, result in analyses.items() if result.errors is not None}
     if not errors:
         return None
-    gains = next(iter(errors.values())).gains
     return {
-        "runs": [(e.ap, e.gains, e.counts()) for e in errors.values()],
-        "worst": max(gains, key=lambda name: gains[name]),
+        "runs": {run: (e.ap, e.gains, e.counts()) for run, e in errors.items()},
         "chart": charts.bars(
             f"Gain from fixing one error type: {title.lower()}",
             [*ERROR_TYPES],

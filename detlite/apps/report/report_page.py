@@ -16,7 +16,7 @@ from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery, ErrorImage
 from .metric_sections import TITLES, TemplateData, metric_section
 from .runs import Run, RunAnalysis, analyze_run, training_history
-from .verdict import verdict
+from .verdict import best_run, comparison, verdict
 
 _MAX_IMAGE_BYTES = 4_000_000  # for a dataset's false positives, and for its missed objects
 _MAX_EXAMPLES = 6
@@ -44,14 +44,13 @@ def report_page(
         DataError: a dataset, an image or detections are missing or invalid.
         ConfigError: `build_dataset` raises it, or jinja2 is not installed.
     """
-    sections: list[TemplateData] = []
+    groups: list[list[RunAnalysis]] = []
     for name in dict.fromkeys(name for run in runs for name in run.cfg.DATASETS.TEST):
-        analyzed = []
         for run in runs:
             if name in run.cfg.DATASETS.TEST:
                 progress(f"{run.name}: {name}")
-                analyzed.append(analyze_run(run, name, resamples, seed))
-        sections.append(_section(f"set{len(sections)}", name, analyzed, examples))
+                _add_to_group(groups, analyze_run(run, name, resamples, seed))
+    sections = [_section(f"set{n}", group, examples) for n, group in enumerate(groups)]
     described = [
         {"name": run.name, "path": run.path, "color": charts.COLORS[n % len(charts.COLORS)],
          "files": _links(run, link_from) if link_from else []}
@@ -76,14 +75,24 @@ def _links(run: Run, folder: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _section(
-    prefix: str, name: str, analyzed: Sequence[RunAnalysis], examples: int
-) -> TemplateData:
-    first = analyzed[0].coco_gt.dataset
-    comparable = [
-        all(run.coco_gt.dataset[key] == first[key] for key in ("images", "annotations"))
-        for run in analyzed
-    ]
+def _add_to_group(groups: list[list[RunAnalysis]], one: RunAnalysis) -> None:
+    """Add an analysis to the group of the same dataset: of its name, or of its content."""
+    for group in groups:
+        other = any(analyzed.run is one.run for analyzed in group)
+        if not other and (group[0].dataset.name == one.dataset.name or _same_set(group[0], one)):
+            group.append(one)
+            return
+    groups.append([one])
+
+
+def _same_set(first: RunAnalysis, second: RunAnalysis) -> bool:
+    contents = first.coco_gt.dataset, second.coco_gt.dataset
+    return all(contents[0][key] == contents[1][key] for key in ("images", "annotations"))
+
+
+def _section(prefix: str, analyzed: Sequence[RunAnalysis], examples: int) -> TemplateData:
+    comparable = [_same_set(analyzed[0], run) for run in analyzed]
+    best = best_run(list(compress(analyzed, comparable)))
     sections = []
     for kind in TITLES:
         has_kind = [kind in run.analyses for run in analyzed]
@@ -92,19 +101,21 @@ def _section(
             same = list(compress(comparable, has_kind))
             sections.append(metric_section(prefix, kind, analyses, same))
     galleries = [ErrorGallery(run, math.ceil(examples / len(analyzed))) for run in analyzed]
-    shown = galleries[0].examples(min(examples, _MAX_EXAMPLES))
+    shown = galleries[analyzed.index(best)].examples(min(examples, _MAX_EXAMPLES))
     false_positives = [error for gallery in galleries for error in gallery.false_positives()]
     missed = [error for gallery in galleries for error in gallery.missed_objects()]
     counts = np.sum([gallery.counts for gallery in galleries], axis=0)
     return {
         "id": prefix,
-        "name": name,
+        "name": ", ".join(dict.fromkeys(run.dataset.name for run in analyzed)),
         "images": len(analyzed[0].dataset),
         "objects": int(analyzed[0].analyses["bbox"].objects.sum()),
         "is_lvis": analyzed[0].dataset.kind == "lvis",
+        "comparison": comparison(best, list(compress(analyzed, comparable))),
+        "best": verdict(best),
         "verdicts": [verdict(run) for run in analyzed],
         "examples": shown,
-        "notes": _notes(name, analyzed, comparable),
+        "notes": _notes(analyzed, comparable),
         "kinds": sections,
         "by_masks": any("segm" in run.analyses for run in analyzed),
         "false_positives": (_limit_size(false_positives), counts[0]),
@@ -117,7 +128,7 @@ def _limit_size(errors: Sequence[ErrorImage]) -> Sequence[ErrorImage]:
     return errors[: int((sizes <= _MAX_IMAGE_BYTES).sum())]
 
 
-def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool]) -> list[str]:
+def _notes(analyzed: Sequence[RunAnalysis], comparable: Sequence[bool]) -> list[str]:
     """Return warnings about the metrics of runs on a dataset."""
     notes = []
     for run, same in zip(analyzed, comparable, strict=True):
@@ -127,7 +138,7 @@ def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool
                 f"{analyzed[0].run.name}, so their differences are not shown."
             )
         others = []
-        for kind, metrics in run.run.evaluation.get(name, {}).items():
+        for kind, metrics in run.run.evaluation.get(run.dataset.name, {}).items():
             if kind in run.analyses:
                 stated, actual = metrics.get("AP"), run.analyses[kind].metrics["AP"]
                 first, second = np.array([stated, actual], np.float64)  # NaN for None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from yacs.config import CfgNode
@@ -118,6 +119,19 @@ def _tags(objects: dict[str, Any], categories: Sequence[Any]) -> bool | None:
     return True if len(categories) > 1 and len(objects["labels"]) <= _FEW_OBJECTS else None
 
 
+def _plot(axes: Axes, curves: dict[str, Any], number: str, limit: float | None) -> None:
+    """Plot curves, or bars if they have only one point."""
+    if max((len(points) for points, _ in curves.values()), default=0) == 1:
+        bars = axes.barh([*curves], [value for _, (value,) in curves.values()])
+        axes.bar_label(bars, fmt=number, padding=3)
+        axes.invert_yaxis()
+        axes.set(xlim=(0, limit and 1.05 * limit))
+        axes.margins(x=0.1)
+    else:
+        charts.plot_curves(axes, curves, markers=limit is not None)
+        axes.set(xlabel="iteration", ylim=(0, limit))
+
+
 def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
     """Plot the losses of a metrics.jsonl on the left, and AP or recall on the right.
 
@@ -132,16 +146,8 @@ def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
     left, right = figure.subplots(1, 2)
     charts.set_style(left, "Training loss")
     charts.set_style(right, "Average precision, or recall (%)")
-    charts.plot_curves(left, losses, markers=False)
-    left.set(xlabel="iteration", ylim=(0, None))
-    if max((len(points) for points, _ in metrics.values()), default=0) == 1:  # no curve
-        bars = right.barh([*metrics], [value for _, (value,) in metrics.values()])
-        right.bar_label(bars, fmt="%.1f", padding=3)
-        right.invert_yaxis()
-        right.set(xlim=(0, 105))
-    else:
-        charts.plot_curves(right, metrics, markers=True)
-        right.set(xlabel="iteration", ylim=(0, 100))
+    _plot(left, losses, "%.3f", None)
+    _plot(right, metrics, "%.1f", 100)
     for axes in (left, right):
         if axes.lines:
             axes.legend(fontsize=9)

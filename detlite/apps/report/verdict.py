@@ -1,12 +1,16 @@
 """The first lines of a report: what a run achieved, on what basis, and what to do next."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
 from detlite.apps.autoconfig.training_steps import MIN_FRACTION, steps_for_images
 from detlite.apps.drawing.html_page import percent
+from detlite.evaluation.coco import ScoreThreshold
 from detlite.modeling.build import torch_device
 
+from .analysis.bootstrap import compare
 from .analysis.detection_analysis import DetectionAnalysis
 from .metric_sections import TITLES
 from .runs import Run, RunAnalysis
@@ -34,7 +38,7 @@ class Verdict:
 def verdict(analyzed: RunAnalysis) -> Verdict:
     """Describe the result of a run on a dataset."""
     run = analyzed.run
-    analysis = analyzed.analyses.get("segm") or analyzed.analyses["bbox"]
+    analysis = analyzed.analyses[_kind([analyzed])]
     values = {
         TITLES[kind].lower(): result.metrics["AP"] for kind, result in analyzed.analyses.items()
     }
@@ -50,9 +54,52 @@ def verdict(analyzed: RunAnalysis) -> Verdict:
             basis += f". {run.cfg.SOLVER.MAX_MINUTES:g} minutes allowed {done} of {recommended} "
             basis += "recommended steps"
     return Verdict(
-        run.name, headline, _meaning(analysis), f"{basis}.", _unlabeled(analyzed),
-        _next_step(run, analysis),
+        run.name, headline, _meaning(analysis), f"{basis}.{_without_results(analyzed)}",
+        _unlabeled(analyzed), _next_step(run, analysis),
     )  # fmt: skip
+
+
+def _kind(analyzed: Sequence[RunAnalysis]) -> str:
+    """Return what decides about runs: masks, or boxes if a run has no masks."""
+    return "segm" if all("segm" in run.analyses for run in analyzed) else "bbox"
+
+
+def best_run(analyzed: Sequence[RunAnalysis]) -> RunAnalysis:
+    """Return the run with the highest AP of masks, or of boxes if a run has no masks."""
+    kind = _kind(analyzed)
+    return max(analyzed, key=lambda run: run.analyses[kind].metrics["AP"] or 0.0)
+
+
+def comparison(best: RunAnalysis, analyzed: Sequence[RunAnalysis]) -> list[str]:
+    """Say for each other run on the same images, the second-best one first, how they differ."""
+    kind = _kind(analyzed)
+    name, own = best.run.name, best.analyses[kind]
+    sentences = []
+    ranked = sorted(analyzed, key=lambda run: -(run.analyses[kind].metrics["AP"] or 0.0))
+    for one in (one for one in ranked if one is not best):
+        other = one.analyses[kind]
+        sampled = [result.bootstrap.metrics()["AP"] for result in (other, own)]
+        change = compare(other.metrics["AP"], own.metrics["AP"], *sampled)
+        if change is None:
+            continue
+        low, high = (percent(bound, sign="+") for bound in change.interval)
+        amount = f"{percent(change.value)} points of AP for {TITLES[kind].lower()}"
+        text = f"{name} is better than {one.run.name} by {amount}"
+        if change.is_noise:
+            text = f"The difference between {name} and {one.run.name} is noise: {amount}"
+        sentences.append(f"{text} ({low} to {high} with other test images).")
+    return sentences
+
+
+def _without_results(analyzed: RunAnalysis) -> str:
+    """Say for how many images with objects a file has no results."""
+    truth, found = analyzed.coco_gt, {*analyzed.results.image_ids.tolist()}
+    objects = [len(truth.imgToAnns[key]) for key in truth.imgs if key not in found]
+    missing = sum(number > 0 for number in objects)
+    if not missing or not analyzed.run.path.is_file():  # a run has detected in all images
+        return ""
+    effect = f"so their {_count(sum(objects), 'object')} count as missed"
+    return f" There are no results for {missing} of {_count(len(truth.imgs), 'image')}, {effect}."
 
 
 def _meaning(analysis: DetectionAnalysis) -> str:
@@ -61,11 +108,21 @@ def _meaning(analysis: DetectionAnalysis) -> str:
         return "The dataset has no objects, so nothing can be measured."
     if threshold is None:
         return f"The model detects none of the {_count(objects, 'object')}."
+    interval = _precision_interval(threshold, objects)
     return (
         f"With scores of at least {threshold.score:.2f}, the model detects "
         f"{_rounded(threshold.recall)} % of the objects, and {_rounded(threshold.precision)} % "
-        "of its detections are right."
+        f"of its detections are right ({interval} with other images)."
     )
+
+
+def _precision_interval(threshold: ScoreThreshold, objects: int) -> str:
+    """Return the 95 % interval of the precision in percent (Wilson, JASA 1927)."""
+    p, count = threshold.precision, threshold.recall * objects / threshold.precision
+    square = 1.96**2 / count
+    center, half = p + square / 2, math.sqrt(square * (p * (1 - p) + square / 4))
+    low, high = ((center + side * half) / (1 + square) for side in (-1, 1))
+    return f"{_rounded(low)} to {_rounded(min(high, 1))} %"
 
 
 def _unlabeled(analyzed: RunAnalysis) -> str:
@@ -94,9 +151,15 @@ def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
             f"The run ended after {done} of {solver.MAX_ITER} steps. Continue it: detlite train "
             f"--output {run.path} --resume"
         )
-    key = "MAX_MINUTES" if solver.MAX_MINUTES else "MAX_EPOCHS" if solver.MAX_EPOCHS else "MAX_ITER"
-    longer = f"Train longer: raise SOLVER.{key} ({round(solver[key], 2)})."
-    if (recommended := _recommended(run)) and done < MIN_FRACTION * recommended:
+    recommended = _recommended(run)
+    is_short = done < MIN_FRACTION * recommended
+    if solver.MAX_MINUTES:
+        factor = recommended / done if done and is_short else 2
+        longer = f"Train longer, with --minutes {math.ceil(factor * solver.MAX_MINUTES)}."
+    else:
+        key = "MAX_EPOCHS" if solver.MAX_EPOCHS else "MAX_ITER"
+        longer = f"Train longer: raise SOLVER.{key} ({round(solver[key], 2)})."
+    if is_short:
         return f"{longer} The run had {done} of {recommended} recommended steps."
     losses = [line["loss"] for line in run.lines if "loss" in line]
     if fifth := len(losses) // 5:

@@ -400,3 +400,16 @@ def test_the_first_screen_shows_the_result_and_images(page, open_page):
     assert red < 60
     opened.emulate_media(media="print")
     assert opened.locator("nav").first.is_hidden()
+
+
+@pytest.mark.slow
+def test_a_set_with_two_names_is_one_set(make_run, tmp_path):
+    first, second = make_run("first", masks=False), make_run("second", masks=False, keep=0.2)
+    config = second / "config.yaml"
+    config.write_text(config.read_text().replace("val set", "test"))
+    (second / "results_val set.json").rename(second / "results_test.json")
+    text = build_report(tmp_path / "report.html", first, second)
+    assert ">val set, test: 16 images" in text
+    assert 'id="set1"' not in text
+    assert "first is better than second by " in text
+    assert text.count("What to do next for first:") == 1

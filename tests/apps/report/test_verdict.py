@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pycocotools.coco import COCO
 
+from detlite.apps.report.analysis.bootstrap import sample_images
 from detlite.apps.report.analysis.detection_analysis import analyze_detections
 from detlite.apps.report.runs import Run, RunAnalysis
-from detlite.apps.report.verdict import Verdict, verdict
+from detlite.apps.report.verdict import Verdict, best_run, comparison, verdict
 from detlite.config import load_config
 from detlite.evaluation import Results
+from tests.builders import coco_content, coco_detection, coco_object
 from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 
@@ -28,13 +29,21 @@ def describe_results(
     coco: COCO, rows: list[dict[str, Any]], opts: Sequence[Any] = (), **run: Any
 ) -> tuple[Verdict, float]:
     """Describe a run with these results; return also their AP."""
+    analyzed = analyze("cells", coco, rows, opts, **run)
+    return verdict(analyzed), analyzed.analyses["bbox"].metrics["AP"]
+
+
+def analyze(
+    name: str, coco: COCO, rows: list[dict[str, Any]], opts: Sequence[Any] = (), **run: Any
+) -> RunAnalysis:
+    """Analyze a run with these results."""
     results, images = Results.from_coco(rows, ["bbox"]), coco.dataset["images"]
-    analysis = analyze_detections(coco, results, "bbox", np.ones((1, len(images)), np.uint8))
+    samples = sample_images(len(images), 100, seed=0)
+    analysis = analyze_detections(coco, results, "bbox", samples)
     cfg = load_config(None, ["SOLVER.IMS_PER_BATCH", 4, "MODEL.DEVICE", "cpu", *opts])
-    described = Run("cells", Path("output/cells"), cfg, **run)
+    described = Run(**{"name": name, "path": Path("output/cells"), "cfg": cfg, **run})
     dataset: Any = images  # only its length counts
-    analyzed = RunAnalysis(described, dataset, coco, results, {"bbox": analysis})
-    return verdict(analyzed), analysis.metrics["AP"]
+    return RunAnalysis(described, dataset, coco, results, {"bbox": analysis})
 
 
 def curve(count: int, last: float = 1.0) -> list[dict[str, Any]]:
@@ -62,7 +71,7 @@ def test_steps_of_a_run_of_some_minutes() -> None:
     result = describe(lines=curve(40), **run)
     assert result.basis.endswith(". 15 minutes allowed 40 of 400 recommended steps.")
     assert result.next_step == (
-        "Train longer: raise SOLVER.MAX_MINUTES (15.0). The run had 40 of 400 recommended steps."
+        "Train longer, with --minutes 150. The run had 40 of 400 recommended steps."
     )
     assert "recommended" not in describe(lines=curve(300), **run).next_step
 
@@ -83,6 +92,41 @@ def test_steps_of_a_run_of_some_minutes() -> None:
 )  # fmt: skip
 def test_next_step(run: dict[str, Any], step: str) -> None:
     assert describe(**run).next_step == step
+
+
+def test_the_better_run_is_named_with_the_difference() -> None:
+    coco, rows = synthetic_dataset(0, images=40)
+    few, all_rows = analyze("few", coco, rows[: len(rows) // 5]), analyze("all", coco, rows)
+    same = analyze("same", coco, rows)
+    best = best_run([few, all_rows, same])
+    equal, better = comparison(best, [few, all_rows, same])
+    points = 100 * (all_rows.analyses["bbox"].metrics["AP"] - few.analyses["bbox"].metrics["AP"])
+    assert best is all_rows
+    assert better.startswith(f"all is better than few by {points:.1f} points of AP for boxes (+")
+    assert equal.startswith("The difference between all and same is noise: 0.0 points of AP for")
+
+
+def test_images_without_results(tmp_path: Path) -> None:
+    """A file of results may lack images; a run has detected in all of them."""
+    (tmp_path / "results.json").touch()
+    boxes = [[30, 10, 20, 20], [60, 10, 20, 20]]
+    objects = [coco_object(box, image=image) for image in (1, 2, 4) for box in boxes]
+    coco = make_coco(coco_content(objects, images=(1, 2, 3, 4)))
+    rows = [coco_detection(boxes[0], 0.9)]
+    file = analyze("file", coco, rows, path=tmp_path / "results.json")
+    assert verdict(file).basis == (
+        "Measured on 4 images with 6 objects. There are no results for 2 of 4 images, so their 4 "
+        "objects count as missed."
+    )
+    assert "no results" not in verdict(analyze("run", coco, rows)).basis
+
+
+def test_the_precision_has_an_interval() -> None:
+    """All 22 detections are right: Wilson's interval starts at n / (n + 1.96^2)."""
+    boxes = [[30 * k, 10, 20, 20] for k in range(22)]
+    coco = make_coco(coco_content([coco_object(box) for box in boxes], size=(60, 800)))
+    result, _ = describe_results(coco, [coco_detection(box, 0.9) for box in boxes])
+    assert "100 % of its detections are right (85 to 100 % with other images)." in result.meaning
 
 
 def test_no_detections() -> None:

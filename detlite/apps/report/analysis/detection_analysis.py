@@ -51,6 +51,12 @@ class Calibration:
         """Mean score minus precision, -1 to 1; None without detections."""
         return self._mean(self.scores - self.precision)
 
+    @property
+    def wrong(self) -> int:
+        """The number of false positives."""
+        filled = self.counts > 0
+        return int((self.counts * (1 - self.precision))[filled].sum().round())
+
     def _mean(self, gaps: np.ndarray) -> float | None:
         filled = self.counts > 0
         if not filled.any():

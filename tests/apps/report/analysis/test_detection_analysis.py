@@ -81,6 +81,7 @@ def test_known_errors():
                         np.array([0.3, np.nan, 0.5]))  # fmt: skip
     assert calibration.error == pytest.approx((0.2 + 3 * 0.4) / 4)
     assert calibration.excess == pytest.approx((-0.2 + 3 * 0.4) / 4)
+    assert calibration.wrong == 2  # 0.7 + 1.5
 
 
 def test_scores_of_one_and_no_detections():
