@@ -14,7 +14,7 @@ import numpy as np
 
 from detlite.data.annotations.ids import parse_number
 from detlite.data.annotations.judge import CLIPPED
-from detlite.data.annotations.single import read_box, read_segmentation
+from detlite.data.annotations.single import Reading, read_box, read_segmentation
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
@@ -150,11 +150,11 @@ def to_objects(
         name = f" ({shape.category})" if shape.category else ""
         position = f"{where}{shape.where or f': object {number}{name}'}"
         key = number if shape.group is None else (shape.category, shape.group)
-        visible = _visible_box(shape, size)
+        extent = _read_extent(shape, size)
         try:
-            part = _to_object(shape, size, position, visible)
+            part = _to_object(shape, size, position, extent)
             conversion.objects += 1
-            if shape.corners and read_box([*bounding_box([shape.corners])], *size).note == CLIPPED:
+            if shape.corners and extent.note == CLIPPED:
                 conversion.exceeding += 1
                 conversion.findings.add(*CLIPPED, position, "object")
             if key in objects:
@@ -163,9 +163,9 @@ def to_objects(
                 part = _join(objects[key], part, position)
             objects[key] = part
         except DataError as error:
-            conversion.add_bad(str(error), AS_REGION if visible else AS_BACKGROUND)
-            if visible:
-                objects[-number] = LabeledObject(shape.category, visible, ignored=True)
+            conversion.add_bad(str(error), AS_REGION if extent.value else AS_BACKGROUND)
+            if extent.value:
+                objects[-number] = LabeledObject(shape.category, extent.value, ignored=True)
     return list(objects.values())
 
 
@@ -178,47 +178,40 @@ def _join(first: LabeledObject, part: LabeledObject, where: str) -> LabeledObjec
     return replace(first, box=bounding_box(corners), segmentation=polygons)
 
 
-def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
-    """Return the box of the visible part of a shape; None if nothing is inside the image."""
+def _read_extent(shape: Shape, size: tuple[int, int]) -> Reading:
+    """Read the box around a shape by the rules of annotation files."""
     corners = shape.corners
-    if shape.mask is not None and shape.mask.any():
+    if not corners and shape.mask is not None and shape.mask.any():
         corners = (np.reshape(tight_bounds(shape.mask), (2, 2)) + shape.origin).ravel().tolist()
     if len(corners) < 4 or not all(map(math.isfinite, corners)):
-        return None
-    x, y, w, h = bounding_box([corners])
-    x1, y1, x2, y2 = max(x, 0.0), max(y, 0.0), min(x + w, size[1]), min(y + h, size[0])
-    return (x1, y1, x2 - x1, y2 - y1) if x1 < x2 and y1 < y2 else None
+        return Reading(problem="has no box")
+    extent = read_box([*bounding_box([corners])], *size)
+    return extent._replace(value=extent.value and tuple(extent.value))
 
 
-def _to_object(
-    shape: Shape, size: tuple[int, int], where: str, visible: Box | None
-) -> LabeledObject:
-    """Return the object of a shape, whose box is `visible`. Raises DataError."""
+def _to_object(shape: Shape, size: tuple[int, int], where: str, extent: Reading) -> LabeledObject:
+    """Return the object of a shape in its `extent`. Raises DataError."""
     if not shape.category and not shape.crowd:
         shape.problem = shape.problem or "has no label"
     if shape.problem:
         raise DataError(f"{where}: {shape.problem}")
     height, width = size
-    segmentation = None
+    segmentation, box = None, extent.value
     if shape.mask is not None:
         (x, y), (h, w) = shape.origin, shape.mask.shape
         if min(x, y) < 0 or x + w > width or y + h > height:
             raise DataError(f"{where}: its mask extends beyond the {width}x{height} image")
         bitmap = np.zeros(size, bool)
         bitmap[y : y + h, x : x + w] = shape.mask
-        obj = object_from_bitmap(shape.category, bitmap, where)
-        visible = bounding_box([shape.corners]) if shape.corners else obj.box
-        segmentation = obj.segmentation
+        segmentation = object_from_bitmap(shape.category, bitmap, where).segmentation
     elif shape.polygon:
         outline = read_segmentation([[*shape.corners]], *size)
         if outline.problem:
             raise DataError(f"{where}: {outline.problem}")
         segmentation = outline.value
-    if visible is None:
-        raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
-    return LabeledObject(
-        shape.category, visible, segmentation, shape.crowd, keypoints=shape.keypoints
-    )
+    if extent.problem:
+        raise DataError(f"{where}: {extent.problem}")
+    return LabeledObject(shape.category, box, segmentation, shape.crowd, keypoints=shape.keypoints)
 
 
 def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> LabeledObject:

@@ -80,7 +80,9 @@ class AnnotationTable:
             if version != VERSION or size > min(end, _MAX_FACTS):
                 raise DamagedTableError(f"{path}: not an index of this version")
             self.facts: dict[str, Any] = json.loads(self._pread(size, end - size))
-            self._first, self.sizes, self.flags = map(self.column, ("first", "sizes", "flags"))
+            first, self.sizes, self.flags = map(self.column, ("first", "sizes", "flags"))
+            # Each process holds it: a smaller type if that has all positions.
+            self._first = first.astype(np.int32 if len(self.flags) < 1 << 31 else np.int64)
             self.content: dict[str, Any] = self.facts["content"]
             self.notes = Findings.from_json(self.facts["findings"])
         except (OSError, DamagedTableError):
@@ -189,7 +191,8 @@ class AnnotationTable:
         low, high = int(indices.min()), int(indices.max()) + 1
         names = ("annotations", "ids", "category_ids", "areas", "boxes")
         spans, *columns = (self.column(name, low, high)[indices - low] for name in names)
-        numbers = np.searchsorted(self._first, indices, side="right") - 1
+        positions = indices.astype(self._first.dtype)  # or all of the other array is converted
+        numbers = np.searchsorted(self._first, positions, side="right") - 1
         first, last = int(numbers.min()), min(int(numbers.max()) + 1, len(self))
         images = [*self.column("image_ids", first, max(first, last)).tolist(), None]
         rows, flags = self._load(spans), self.flags[indices].tolist()

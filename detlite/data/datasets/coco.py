@@ -60,7 +60,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
 
     Attributes:
         table: the content of the annotation file.
-        numbers: the numbers of the images in the table, int64 [images].
+        numbers: the numbers of the images in the table, int32 [images].
         findings: what is skipped or reinterpreted.
         proposals: for each image float32 [R, 4], which the target then has as `proposals`; set by
             `build_dataset`.

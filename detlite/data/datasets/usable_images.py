@@ -36,7 +36,7 @@ def choose_images(
         file: the name of the annotation file in messages.
 
     Returns:
-        The numbers of the images to use, int64 [images], and what is skipped or reinterpreted.
+        The numbers of the images to use, int32 [images], and what is skipped or reinterpreted.
 
     Raises:
         DataError: a wrong folder, no usable image, or without `skip_bad` an invalid entry.
@@ -113,4 +113,4 @@ def _numbers(
         required = f" and {options.min_keypoints} keypoints" if options.min_keypoints else ""
         use = ", so it can be evaluated on, but not trained on" * options.train
         raise DataError(f"{file}: no image has a usable annotation{required}{use}")
-    return np.flatnonzero(keep)
+    return np.flatnonzero(keep).astype(np.int32)

@@ -52,7 +52,7 @@ def test_splits_by_the_names_of_files(tmp_path, image, text):
         ("a.png,60,40,,10,5,30,25\n", "line 2: has no label"),
         ("b.png,60,40,cat,10,5,30,25\n", r"its image 'b\.png' is not in .*--images"),
         ("a.png,40,60,cat,10,5,30,25\n", "its size is 40x60"),
-        ("a.png,60,40,cat,70,5,90,25\n", "line 2: the object has no area inside the 60x40 image"),
+        ("a.png,60,40,cat,70,5,90,25\n", "line 2: bbox .* is outside the 60x40 image"),
     ],
 )
 def test_invalid_lines(tmp_path, image, text, line, problem):
