@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from detlite import ConfigError, build_model
+from detlite.apps.export import limited_run
 from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
+from detlite.apps.export.onnx import onnx_run
 from detlite.apps.export.openvino import to_openvino
 from detlite.errors import CheckpointError
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes
@@ -101,3 +103,59 @@ def test_configs(data, valid, check):
 @given(data=st.data(), part=st.sampled_from(["backbone.dense", "rpn.head"]))
 def test_graphs(data, part, valid, check):
     check(with_member(valid, f"{part}.xml", lambda content: data.draw(mutated_bytes(content))))
+
+
+# Operators of an ONNX graph: name, types of the inputs, type of the output, attributes.
+_OPERATORS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("ConstantOfShape", "i", "f", {}), ("Expand", "fi", "f", {}), ("Tile", "fi", "f", {}),
+    ("Reshape", "fi", "f", {}), ("Concat", "ff", "f", {"axis": 0}), ("Add", "ff", "f", {}),
+    ("Concat", "ii", "i", {"axis": 0}), ("Mul", "ii", "i", {}), ("Shape", "f", "i", {}),
+    ("Size", "f", "i", {}), ("Range", "iii", "i", {}), ("Cast", "i", "f", {"to": 1}),
+    ("MatMul", "ff", "f", {}), ("NonZero", "f", "i", {}), ("Pad", "fi", "f", {}),
+    ("Own", "f", "f", {}), ("RandomNormalLike", "f", "f", {}), ("Unknown", "f", "f", {}),
+]  # fmt: skip
+_NODES = st.tuples(st.sampled_from(_OPERATORS), st.lists(st.integers(0, 9), min_size=3, max_size=3))
+
+
+@few
+@given(
+    nodes=st.lists(_NODES, min_size=1, max_size=12),
+    numbers=st.lists(
+        st.lists(st.sampled_from([0, 1, 2, -1, 1000, 2**31, 2**40, 2**62]), max_size=3),
+        min_size=1, max_size=3,
+    ),
+    calls=st.integers(0, 2),
+)  # fmt: skip
+@example(nodes=[(_OPERATORS[0], [0, 0, 0])], numbers=[[2**31]], calls=0)
+@example(nodes=[(_OPERATORS[0], [0, 0, 0])], numbers=[[2]], calls=0)
+def test_onnx_graphs(nodes, numbers, calls, tmp_path, bounded, monkeypatch):
+    """A graph with large constants ends in an error; `calls`: of a function by itself."""
+    helper = pytest.importorskip("onnx", reason="needs the extra onnx").helper
+    monkeypatch.setattr(limited_run, "_MEMORY", 700_000_000)  # below the limit of `bounded`
+    names = {"f": ["pixels"], "i": [f"number{n}" for n in range(len(numbers))]}
+    made = []
+    for count, ((operator, kinds, output, attributes), choices) in enumerate(nodes):
+        inputs = [names[k][c % len(names[k])] for k, c in zip(kinds, choices, strict=False)]
+        domain = "own" if operator == "Own" else ""
+        name = f"out{count}"
+        made.append(helper.make_node(operator, inputs, [name], domain=domain, **attributes))
+        names[output].append(name)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    body = [helper.make_node("Own", ["a"], ["b"], domain="own")] * calls
+    function = helper.make_function("own", "Own", ["a"], ["b"], body, opsets)
+    constants = [
+        helper.make_tensor(name, 7, [len(values)], values)
+        for name, values in zip(names["i"], numbers, strict=False)
+    ]
+    ends = [helper.make_tensor_value_info(n, 1, None) for n in ("pixels", names["f"][-1])]
+    graph = helper.make_graph(made, "graph", ends[:1], ends[1:], constants)
+    functions = [function] if calls else []
+    file = helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=functions)
+    helper.set_model_props(file, {"detlite": "{}"})
+    path = tmp_path / f"{next(_numbers)}.onnx"
+    path.write_bytes(file.SerializeToString())
+    with bounded():
+        try:
+            onnx_run(path)[1](torch.zeros(4))
+        except CheckpointError as error:
+            check_message(error)
