@@ -39,7 +39,7 @@ def check_reading(data: bytes, file: Path) -> None:
                 pixels = read_image(source, page=page, options=options)
                 assert pixels.ndim == 3
                 assert pixels.shape[1] * pixels.shape[2] <= options.max_pixels
-            check_image(source, (4, 4), options)
+            check_image(file, (4, 4), options)
         except DataError as error:
             check_message(error)
     file.unlink()
