@@ -23,15 +23,19 @@ from detlite.distributed import is_main, process_group, rank
 from detlite.evaluation.metrics import Metrics
 from detlite.files.atomic_write import open_to_append
 from detlite.modeling import build_model
+from detlite.modeling.build import torch_device
 from detlite.modeling.detection_model import DetectionModel
 from detlite.registry import Registry
 
+from .environment import describe_environment
 from .evaluate import evaluate, write_metrics
 from .hooks.base import Hook, TrainingRun, build_hooks
 from .rng import seed_all
 from .run_config import complete_config
 from .run_files import METRICS_FILE, run_lock, write_config
 from .trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 # "run": draws the results of a run, from its config, model, test sets and last metrics.
 DRAWINGS: Registry[
@@ -95,13 +99,15 @@ def exclusive_run(output_dir: Path, device: str) -> Iterator[None]:
     """Be the only run that writes to a folder, as one of its processes, within a `with` block.
 
     The folder is locked, the processes are connected for MODEL.DEVICE `device`, and log messages
-    are appended to log.txt.
+    are appended to log.txt, first a description of the environment.
     """
     with (
         process_group(device),
         run_lock(output_dir) if is_main() else nullcontext(),
         logging_to(output_dir),
     ):
+        for line in describe_environment(torch_device(device)) if is_main() else ():
+            logger.info("%s", line)
         yield
 
 

@@ -13,6 +13,9 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.config.extensions import copy_extensions
 from detlite.files.atomic_write import atomic_open
+from detlite.modeling.build import torch_device
+
+from .environment import describe_environment
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +40,16 @@ def files_of_run(folder: Path) -> list[str]:
 
 
 def write_config(cfg: CfgNode, folder: Path) -> None:
-    """Write the config of a run to its folder, with copies of the files in IMPORTS."""
+    """Write the config of a run to its folder, with copies of the files in IMPORTS.
+
+    Comments in it describe the environment of the run.
+    """
+    comments = describe_environment(torch_device(cfg.MODEL.DEVICE))
     cfg = cfg.clone()
     cfg.defrost()
     cfg.IMPORTS = copy_extensions(cfg.IMPORTS, folder)
     with atomic_open(folder / CONFIG_FILE) as file:
+        file.writelines(f"# {line}\n" for line in comments)
         file.write(cfg.dump())
 
 
