@@ -113,7 +113,7 @@ class FileTree:
         """Return the file or folder with a path; its first folders may be from another machine."""
         parts = [part for part in _as_path(name).split("/") if part not in ("", ".")]
         for start in range(len(parts) + 1):
-            for folder in dict.fromkeys((base, self.root)):
+            for folder in dict.fromkeys((base, self.root, self.image_root)):
                 path = Path(os.path.normpath(folder.joinpath(*parts[start:])))
                 if self.contains_path(path) and (parts[start:] or not parts):
                     return path

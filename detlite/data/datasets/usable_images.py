@@ -54,8 +54,9 @@ def choose_images(
     for path in table.facts["folders"] if folder is not None else ():
         if not is_inside(path, str(folder)):
             raise DataError(
-                f"{file}: has images in {path}, which is not in the image folder {folder}. Name a "
-                "folder that contains all images (--images, or `images` in DATASETS.CATALOG)"
+                f"{file}: has images in {path}, which is not in the image folder {folder}. Name "
+                "the folder that contains all images (--images, or `images` in DATASETS.CATALOG), "
+                "with `detlite init --images` also if names of files must change for it"
             )
     without_size = np.flatnonzero((table.sizes == 0).any(axis=1))
     if len(without_size) and (options.masks or not table.facts["nameless"]):

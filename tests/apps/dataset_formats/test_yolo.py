@@ -190,6 +190,18 @@ def test_variants_of_yaml(yolo, text, yaml):
     assert len(sets["train"].findings) == ("nc" in yaml)
 
 
+@pytest.mark.parametrize("path", ["{}/sets/pets", "../sets/pets", "/home/someone/pets"])
+def test_images_in_another_folder_than_the_yaml_file(tmp_path, image, text, path):
+    image(tmp_path / "sets/pets/images/a.jpg")
+    text(tmp_path / "sets/pets/labels/a.txt", "0 0.5 0.5 0.1 0.1\n")
+    lines = f"names: [cat]\npath: {path.format(tmp_path)}\ntrain: images\n"
+    file = text(tmp_path / "code/pets.yaml", lines)
+    with pytest.raises(DataError, match=r"does not exist\. Correct the path, or name .*--images"):
+        read_folder(file)
+    _, splits = read_folder(file, images=tmp_path / "sets/pets")
+    assert len(splits["train"].images[0].objects) == 1
+
+
 def test_splits_may_be_capitalized(yolo, text):
     """CVAT keeps the names of subsets."""
     text(yolo / "data.yaml", "Train: images/train\nValidation: images/val\nnames: [cat, dog]\n")
