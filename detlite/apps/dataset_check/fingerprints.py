@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -20,7 +19,8 @@ from detlite.files.progress import progress_bar
 _MAX_BITS = 3  # differing bits, of 64, between hashes of a rescaled or recompressed image
 _NOISE = 2.0  # of 255: smaller differences of neighbors, as in a dark background, set no bit
 _MAX_DIFFERENCE = 4.0  # mean difference of thumbnails, of 255: smooth images can share a hash
-_MAX_RATIO = 0.7  # of that difference to the contrast: dark images with few objects are alike
+_MAX_DISTANCE = 0.25  # 1 minus their correlation: dark images with few objects differ little
+_FLAT = 0.1  # variance of a thumbnail without content, because values are rounded
 _LUMINANCE = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # as in gray copies of an image
 _SIDE = 16  # pixels of a thumbnail
 _READ_SIZE = (64, 64)  # to which a JPEG may be reduced
@@ -109,36 +109,33 @@ def nearly_identical(prints: np.ndarray) -> np.ndarray:
             differing = (hashes[first] ^ hashes[second]).view(np.uint16).reshape(-1, 4)
             near = _BIT_COUNTS[differing].sum(axis=1) <= _MAX_BITS
             first, second = first[near], second[near]
-            same = _over_pairs(partial(_is_same, prints["thumbnail"]), first, second)
-            connect(labels, first[same > 0], second[same > 0])
+            difference, distance = compare(prints, first, second)
+            same = (difference <= _MAX_DIFFERENCE) & ~(distance > _MAX_DISTANCE)
+            connect(labels, first[same], second[same])
     return labels
 
 
-def _is_same(thumbnails: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return bool [P]: the thumbnails of a pair differ little, also relative to the contrast."""
-    one, other = (thumbnails[rows].astype(np.float32) for rows in (first, second))
-    contrast = np.abs(one - one.mean(axis=(1, 2), keepdims=True)).mean(axis=(1, 2))
-    allowed = np.minimum(_MAX_DIFFERENCE, np.maximum(_MAX_RATIO * contrast, 1.0))
-    return np.asarray(np.abs(one - other).mean(axis=(1, 2)) <= allowed)
+def compare(
+    prints: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compare the thumbnails of pairs of images.
 
-
-def distances(prints: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return 1 minus the correlation of the thumbnails of pairs, float64 [P]; 1 if unknown."""
-
-    def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    Returns:
+        Their mean absolute differences, and 1 minus their correlations, float32 [P]. The latter is
+        NaN if both thumbnails are flat.
+    """
+    differences, distances = np.zeros((2, len(first)), np.float32)
+    for start in range(0, len(first), _GROUP):  # bounds the memory
+        rows = slice(start, start + _GROUP)
         one, other = (
-            prints["thumbnail"][rows].reshape(len(rows), -1).astype(np.float32)
-            for rows in (first, second)
+            prints["thumbnail"][pair[rows]].reshape(-1, _SIDE**2).astype(np.float32)
+            for pair in (first, second)
         )
+        differences[rows] = np.abs(one - other).mean(axis=1)
         one, other = (x - x.mean(axis=1, keepdims=True) for x in (one, other))
-        norm = np.sqrt((one**2).sum(axis=1) * (other**2).sum(axis=1))
-        return np.asarray(1 - (one * other).sum(axis=1) / np.maximum(norm, 1))
-
-    return _over_pairs(distance, first, second)
-
-
-def _over_pairs(function: Any, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the values of a function for pairs of images, in groups that bound its memory."""
-    starts = range(0, len(first), _GROUP)
-    parts = [function(first[k : k + _GROUP], second[k : k + _GROUP]) for k in starts]
-    return np.concatenate([np.zeros(0), *parts])
+        variances = (one**2).mean(axis=1), (other**2).mean(axis=1)
+        distances[rows] = 1 - (one * other).mean(axis=1) / np.sqrt(
+            np.prod(variances, axis=0) + 1e-9
+        )
+        distances[rows][np.maximum(*variances) < _FLAT] = np.nan
+    return differences, distances

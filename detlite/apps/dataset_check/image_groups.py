@@ -11,7 +11,7 @@ import numpy as np
 
 from detlite.files.errors import DataError
 
-from .fingerprints import connect, distances, nearly_identical
+from .fingerprints import compare, connect, nearly_identical
 
 # Kinds of images that belong together, with the words for one of them and several.
 IDENTICAL, _SEQUENCE = "nearly identical images", "consecutive frames or slices"
@@ -206,12 +206,12 @@ def _sequences(keys: Sequence[tuple[Any, ...]], prints: np.ndarray) -> np.ndarra
         rng, tried = np.random.default_rng(0), min(count, _PAIRS)
         starts = rng.integers(count, size=tried)
         ends = starts + rng.integers(_MIN_OFFSET, count - _MIN_OFFSET + 1, size=tried)
-        far = distances(prints, order[starts], order[ends % count])
+        far = np.nan_to_num(compare(prints, order[starts], order[ends % count])[1], nan=1.0)
         limit = max(np.quantile(far, _CLOSEST), min(_ALMOST_EQUAL, _FRACTION * np.median(far)))
         first, second = order[:-1], order[1:]
         series = same_values(keys[n][:2] for n in order.tolist())
         frames = same_values(keys[n] for n in order.tolist())
-        alike = distances(prints, first, second) < limit
+        alike = compare(prints, first, second)[1] < limit
         alike &= (prints["known"][first] & prints["known"][second]) & (
             (series[:-1] == series[1:]) & (frames[:-1] != frames[1:])
         )

@@ -61,6 +61,19 @@ def test_copies_of_dark_images():
     assert groups_of([*originals, *copies]) == [(k, k + 30) for k in range(30)]
 
 
+@pytest.mark.parametrize("spots", [0, 1, 3])
+def test_dark_images_with_few_spots_differ(spots):
+    """Their hashes are equal, and their thumbnails differ by less than a level on average."""
+    originals = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        pixels = rng.normal(9, 3, (240, 320))
+        for x, y in rng.integers((0, 0), (300, 220), (spots, 2)):
+            pixels[y : y + 7, x : x + 7] = 120
+        originals.append(Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB"))
+    assert groups_of([*originals, as_jpeg(originals[3], 80)]) == [(3, 40)]
+
+
 def test_gray_copies():
     originals = [scene(seed) for seed in range(20)]
     copies = [image.convert("L").convert("RGB") for image in originals]
