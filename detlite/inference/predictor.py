@@ -24,6 +24,7 @@ from detlite.modeling.detector import unwrap
 from detlite.modeling.precision import autocast
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
+from detlite.structures import on_cpu_by_default
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import keypoint_names
 
@@ -189,6 +190,7 @@ class Predictor:
         self, images: list[Any] | tuple[Any, ...], proposals: Sequence[Tensor] | None = None
     ) -> list[Prediction]: ...
 
+    @on_cpu_by_default
     def __call__(self, images: Any, proposals: Any = None) -> Prediction | list[Prediction]:
         if isinstance(images, str | Path):
             named = expand_input(str(images))
@@ -308,7 +310,8 @@ def _min_scores(
                 f"threshold of category {name!r} ({score}): it must be a number in 0..1, and the "
                 f"categories of the model are {', '.join(names)}"
             )
-    return torch.tensor([math.inf, *(scores.get(name, math.inf) for name in names)])
+    of_labels = [math.inf, *(scores.get(name, math.inf) for name in names)]
+    return torch.tensor(of_labels, device="cpu")
 
 
 def _merge(predictors: Sequence[Predictor]) -> Predictor:

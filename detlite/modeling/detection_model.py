@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from detlite.conventions import Convention
+from detlite.structures import on_cpu_by_default
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
 from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
 
@@ -141,6 +142,7 @@ class DetectionModel(nn.Module, ABC):
         """See `Detector`."""
         return self.normalizer.pixel_mean.device
 
+    @on_cpu_by_default
     def forward(self, images: Any, targets: Any = None) -> Any:
         """Return losses in training, detections in evaluation, like torchvision's detectors.
 
@@ -203,6 +205,7 @@ class DetectionModel(nn.Module, ABC):
         padded = prepare_proposals(proposals, len(images), self.normalizer.dtype)
         return batch, padded.to(self.device)
 
+    @on_cpu_by_default
     @torch.no_grad()  # `forward` computes gradients, for example for saliency maps
     def detect(
         self,

@@ -1,7 +1,27 @@
 """Data structures of the model: boxes, masks, keypoints and batches of images and records."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import Tensor
+
+
+def on_cpu_by_default(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function whose new tensors are on the CPU unless they name their device.
+
+    `torch.set_default_device` of the caller would move them.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch.get_default_device().type == "cpu":
+            return function(*args, **kwargs)
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -428,6 +428,18 @@ def test_invalid_values_are_refused(arguments, message):
         View(0, 64)
 
 
+def test_the_default_device_has_no_effect(detector, image):
+    target = {"boxes": torch.tensor([[5.0, 5, 40, 40]]), "labels": torch.tensor([1]),
+              "masks": torch.ones(1, 60, 120, dtype=torch.uint8)}  # fmt: skip
+    pixels = torch.from_numpy(image).permute(2, 0, 1)
+    expected = Predictor(detector, 48, score_thresh={"2": 0.0})(image)
+    with torch.device("meta"):
+        found = Predictor(detector, 48, score_thresh={"2": 0.0})(image)
+        losses = detector.train()([pixels], [target])
+    assert torch.equal(found["masks"], expected["masks"])
+    assert all(loss.isfinite() for loss in losses.values())
+
+
 def test_thresholds_of_categories(detector, image):
     everything = Predictor(detector, 48, score_thresh=0.0)(image)
     low = everything["scores"][everything["labels"] == 2].min().item()
