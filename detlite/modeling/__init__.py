@@ -40,6 +40,7 @@ from .roi_heads.predictors import (
     BoxPredictor,
     build_predictor,
 )
+from .roi_heads.roi_head import RoIHead
 from .roi_heads.roi_heads import RoIHeads, build_roi_heads
 from .rpn.anchors import AnchorGenerator, build_anchors
 from .rpn.head import RPN_HEADS, RPNHead
@@ -52,7 +53,7 @@ __all__ = [
     "AnchorGenerator", "Backbone", "BoxCoder", "BoxHead", "BoxLoss", "BoxPredictor",
     "ConvFeatureExtractor", "DetectionModel", "Extractor", "FPN2MLPFeatureExtractor",
     "GeneralizedRCNN", "Matcher", "Normalizer", "Pooler", "Postprocess", "ProposalNetwork",
-    "ProposalSampler", "RPNHead", "RetinaNet", "RoIHeads", "RowPacking", "Sampler",
+    "ProposalSampler", "RPNHead", "RetinaNet", "RoIHead", "RoIHeads", "RowPacking", "Sampler",
     "Suppression", "build_anchors", "build_backbone", "build_box_loss", "build_extractor",
     "build_model", "build_norm", "build_normalizer", "build_pooler", "build_postprocess",
     "build_predictor", "build_proposal_sampler", "build_roi_heads", "build_rpn",

@@ -86,7 +86,7 @@ def test_padding_does_not_change_losses(name, repo_root):
     assert found[0].keys() == PROJECTS[name]
 
 
-@pytest.mark.parametrize("name", PROJECTS)
+@pytest.mark.parametrize("name", [*PROJECTS, "attributes"])
 def test_projects_use_public_names(name, repo_root):
     """Check that every name of detlite is documented, and that the file is short."""
     text = (repo_root / "projects" / name / f"{name}.py").read_text()
