@@ -6,12 +6,14 @@ from contextlib import nullcontext
 import torch
 from yacs.config import CfgNode
 
+from detlite.config import default_config
 from detlite.errors import ConfigError
 from detlite.registry import Registry
 
 from .allocation_limit import AllocationLimit
 from .detection_model import DetectionModel
 
+_FREEZE_AT = default_config().MODEL.BACKBONE.FREEZE_CONV_BODY_AT
 META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry("detector")
 
 
@@ -36,8 +38,34 @@ def build_model(cfg: CfgNode, file_bytes: int | None = None) -> DetectionModel:
         raise
     except ValueError as error:  # a module rejected its arguments
         raise ConfigError(str(error)) from error
+    _check_ignored_keys(cfg, model)
     model.extra_outputs = tuple(cfg.TEST.EXTRA_OUTPUTS)
     return model.to(device)
+
+
+def _check_ignored_keys(cfg: CfgNode, model: DetectionModel) -> None:
+    """Raise a ConfigError if a detector or backbone, such as a user's own, ignores a set key."""
+    kind, freeze_at = type(model).__name__, cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT
+    outputs = [name for name in cfg.TEST.EXTRA_OUTPUTS if name not in model.supported_outputs]
+    trained = all(parameter.requires_grad for parameter in model.backbone.body.parameters())
+    for key, is_ignored, remedy in (
+        ("MODEL.MASK_ON", cfg.MODEL.MASK_ON and "masks" not in model.required_targets,
+         f"add masks to {kind}.required_targets"),
+        ("MODEL.KEYPOINT_ON", cfg.MODEL.KEYPOINT_ON and "keypoints" not in model.required_targets,
+         f"add keypoints to {kind}.required_targets"),
+        ("MODEL.LOAD_PROPOSALS", cfg.MODEL.LOAD_PROPOSALS and not model.takes_proposals,
+         f"set {kind}.takes_proposals"),
+        ("TEST.EXTRA_OUTPUTS", outputs, f"add {outputs} to {kind}.supported_outputs"),
+        # The default freezes nothing of a backbone that does not know the key.
+        ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at not in (0, _FREEZE_AT) and trained,
+         "freeze parameters of the body"),
+    ):  # fmt: skip
+        if is_ignored:
+            body, detector = cfg.MODEL.BACKBONE.CONV_BODY, cfg.MODEL.META_ARCHITECTURE
+            part = f"the backbone {body}" if "FREEZE" in key else f"the detector {detector}"
+            raise ConfigError(
+                f"{key} is set, but {part} ignores it: remove it, or implement it and {remedy}"
+            )
 
 
 def torch_device(name: str) -> torch.device:

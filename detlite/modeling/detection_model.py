@@ -34,7 +34,7 @@ class DetectionModel(nn.Module, ABC):
         categories: see `Detector`; empty until training or a checkpoint sets them.
         required_targets: fields that targets must have besides `boxes` and `labels`.
         roi_heads: only of two-stage models.
-        extra_outputs: fields of detections that TEST.EXTRA_OUTPUTS adds.
+        extra_outputs: fields of detections that TEST.EXTRA_OUTPUTS adds, of `supported_outputs`.
         static_shapes: no shape depends on a value: padding is computed too. Set it before
             torch.compile and torch.export; `optimize_for_training` sets it on GPUs.
         is_optimized: a copy of `detlite.optimize`, which only detects.
@@ -44,6 +44,7 @@ class DetectionModel(nn.Module, ABC):
 
     roi_heads: RoIHeads
     extra_outputs: tuple[str, ...] = ()
+    supported_outputs: tuple[str, ...] = ()
     required_targets: tuple[str, ...] = ()
     takes_proposals = False
     resizes_images = False

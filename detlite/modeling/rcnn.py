@@ -36,6 +36,8 @@ class GeneralizedRCNN(DetectionModel):
     (https://arxiv.org/abs/1504.08083), which needs proposals for each image.
     """
 
+    supported_outputs = ("class_scores", "features")
+
     def __init__(
         self,
         normalizer: Normalizer,

@@ -91,6 +91,7 @@ class RetinaNet(DetectionModel):
         class_scores: predicted boxes contain the scores of all classes.
     """
 
+    supported_outputs = ("class_scores",)
     # Moving average of the number of foreground anchors in a batch: first value and momentum.
     START, MOMENTUM = 100.0, 0.9
     moving_foreground: Tensor

@@ -48,8 +48,6 @@ def test_config_and_log_describe_the_environment(checkout, monkeypatch):
 def test_a_folder_without_git_has_no_commit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert (
-        "git" not in " ".join(describe_environment(torch.device("cpu"))).partition("git commit")[1]
-    )
+    assert len(describe_environment(torch.device("cpu"))) == 3
     monkeypatch.setenv("PATH", "")  # git is not installed
     assert len(describe_environment(torch.device("cpu"))) == 3

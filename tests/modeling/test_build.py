@@ -1,8 +1,11 @@
 import pytest
 import torch
+from torch import nn
 
 from detlite.config import ConfigError
-from detlite.modeling.build import build_model, torch_device
+from detlite.modeling.backbone import BACKBONES, Backbone
+from detlite.modeling.build import META_ARCHITECTURES, build_model, torch_device
+from detlite.modeling.retinanet import RetinaNet
 
 
 def test_seed_determines_the_weights(tiny_config):
@@ -32,3 +35,57 @@ def test_unknown_architecture(tiny_config):
         ConfigError, match=r"MODEL\.META_ARCHITECTURE: unknown detector 'RetinalNet'"
     ):
         build_model(tiny_config("MODEL.META_ARCHITECTURE", "RetinalNet"))
+
+
+class Body(nn.Module):
+    """A body of an own backbone, which freezes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, stride=8, padding=1)
+
+    def forward(self, x):
+        return [self.conv(x)] * 5
+
+
+class Own(RetinaNet):
+    """A detector that detects boxes only."""
+
+    supported_outputs = ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "implemented"),
+    [
+        ("MODEL.MASK_ON", True, {"required_targets": ("masks",)}),
+        ("MODEL.KEYPOINT_ON", True, {"required_targets": ("keypoints",)}),
+        ("MODEL.LOAD_PROPOSALS", True, {"takes_proposals": True}),
+        ("TEST.EXTRA_OUTPUTS", ("class_scores",), {"supported_outputs": ("class_scores",)}),
+        ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 3, None),
+    ],
+)
+def test_keys_that_own_parts_ignore_are_refused(tiny_config, monkeypatch, key, value, implemented):
+    def build_own(cfg):
+        model = META_ARCHITECTURES.get("RetinaNet")(cfg)
+        model.__class__ = Own
+        if implemented is None and freeze:
+            model.backbone.body.conv.requires_grad_(False)
+        return model
+
+    def build_body(cfg):
+        return Backbone(Body(), nn.Identity(), 8, strides=(8, 16, 32, 64, 128), pooled=1)
+
+    monkeypatch.setitem(META_ARCHITECTURES._builders, "Own", build_own)
+    monkeypatch.setitem(BACKBONES._builders, "OwnBody", build_body)
+    opts = ["MODEL.META_ARCHITECTURE", "Own", "MODEL.BACKBONE.CONV_BODY", "OwnBody"]
+    opts += ["MODEL.MASK_ON", False]
+    freeze = False
+    build_model(tiny_config(*opts))
+    cfg = tiny_config(*opts, key, value)
+    part = "the backbone OwnBody" if implemented is None else "the detector Own"
+    with pytest.raises(ConfigError, match=rf"{key} is set, but {part} ignores it: .*implement it"):
+        build_model(cfg)
+    freeze = True
+    for name, names in (implemented or {}).items():
+        monkeypatch.setattr(Own, name, names)
+    build_model(cfg)
