@@ -27,6 +27,7 @@ COMMANDS = {
     "serve": "detect objects over HTTP, with a web page to try the model",
     "report": "write an HTML page about one or several runs: metrics, errors, comparison",
     "config": "print the keys of a config with their values and descriptions",
+    "compare": "print a table of the settings and metrics of runs",
     "browse": "write an HTML page of augmented training images with their objects and anchors",
     "check": "find all defects of a dataset before training",
     "convert": "convert weights of another framework to a checkpoint",

@@ -11,8 +11,8 @@ from . import charts
 from .analysis.bootstrap import compare, interval
 from .analysis.detection_analysis import DetectionAnalysis
 from .analysis.error_types import ERROR_TYPES
+from .runs import TITLES
 
-TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
 _METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR")
 _SIZES = {"APs": "small, below 32² px", "APm": "medium", "APl": "large, above 96² px"}
 _MAX_CURVES = 24  # categories with a separate chart

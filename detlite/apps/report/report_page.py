@@ -10,12 +10,14 @@ from urllib.parse import quote
 import numpy as np
 
 from detlite.apps.drawing.html_page import percent, render
+from detlite.config import ConfigError
 
 from . import charts
 from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery, ErrorImage
-from .metric_sections import TITLES, TemplateData, metric_section
-from .runs import Run, RunAnalysis, analyze_run, training_history
+from .metric_sections import TemplateData, metric_section
+from .run_table import run_table
+from .runs import TITLES, Run, RunAnalysis, analyze_run, training_history
 from .verdict import best_run, comparison, verdict
 
 _MAX_IMAGE_BYTES = 4_000_000  # for a dataset's false positives, and for its missed objects
@@ -42,8 +44,14 @@ def report_page(
 
     Raises:
         DataError: a dataset, an image or detections are missing or invalid.
-        ConfigError: `build_dataset` raises it, or jinja2 is not installed.
+        ConfigError: `build_dataset` raises it, jinja2 is not installed, or a run has no test set or
+            detects no objects.
     """
+    for run in runs:
+        if "bbox" not in run.kinds:
+            raise ConfigError(f"{run.path}: the model only proposes regions; a report needs boxes")
+        if not run.cfg.DATASETS.TEST:
+            raise ConfigError(f"{run.path}: DATASETS.TEST is empty, so there is nothing to report")
     groups: list[list[RunAnalysis]] = []
     for name in dict.fromkeys(name for run in runs for name in run.cfg.DATASETS.TEST):
         for run in runs:
@@ -62,6 +70,7 @@ def report_page(
         runs=described,
         sections=sections,
         history=training_history(runs),
+        table=run_table(runs) if len(runs) > 1 and any(run.evaluation for run in runs) else [],
         resamples=resamples,
     )
 

@@ -31,8 +31,9 @@ from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
 
 Curves = dict[str, list[tuple[int, float]]]
 
+TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
 # Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
-_PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
+PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
 _MAX_BYTES = 1 << 30  # of metrics.jsonl
 # Match the lines that the trainer and `run_inference` log.
 _TRAINING = re.compile(r" I training on .+ \((\d+) images\) for ")
@@ -136,7 +137,7 @@ def metric_curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
                 if kind == "loss" and values["total"] is not None:
                     name = f"{prefix or 'validation '}loss"
                     losses[name].append((iteration, values["total"]))
-                for metric in _PLOTTED:
+                for metric in PLOTTED:
                     if values.get(metric) is not None:
                         name = f"{prefix}{kind} {metric}"
                         metrics[name].append((iteration, 100 * values[metric]))
@@ -147,8 +148,7 @@ def read_run(folder: Path, name: str, opts: Sequence[Any] = ()) -> Run:
     """Read a run from its output folder; `opts` override its config.
 
     Raises:
-        ConfigError: the folder contains no run, its config is invalid, or the model detects no
-            objects.
+        ConfigError: the folder contains no run, or its config is invalid.
         DataError: evaluation.json or metrics.jsonl cannot be read.
     """
     config = folder / "config.yaml"
@@ -158,13 +158,9 @@ def read_run(folder: Path, name: str, opts: Sequence[Any] = ()) -> Run:
             "test`"
         )
     cfg = load_config(config, opts)
-    if "bbox" not in predicted_kinds(cfg):
-        raise ConfigError(f"{folder}: the model only proposes regions; a report needs detections")
-    if not cfg.DATASETS.TEST:
-        raise ConfigError(f"{config}: DATASETS.TEST is empty, so there is nothing to report")
     evaluation = {}
     file = folder / "evaluation.json"
-    if file.is_file():
+    if file.is_file() and cfg.DATASETS.TEST:
         evaluation = read_json(file)
         if not isinstance(evaluation, dict):
             raise DataError(f"{file}: not written by `detlite test`")

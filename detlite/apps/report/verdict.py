@@ -12,8 +12,7 @@ from detlite.modeling.build import torch_device
 
 from .analysis.bootstrap import compare
 from .analysis.detection_analysis import DetectionAnalysis
-from .metric_sections import TITLES
-from .runs import Run, RunAnalysis
+from .runs import TITLES, Run, RunAnalysis
 
 _STILL_FALLING = 0.1  # decrease of the loss from the fourth to the last fifth of a run
 _ONE_POINT = 0.01  # of AP

@@ -289,6 +289,14 @@ def test_invalid_runs(run_copy, tmp_path, error_of, corrupt, message):
     assert not (tmp_path / "no.html").exists()
 
 
+def test_tables_of_runs(runs, run_command, error_of, capsys):
+    assert run_command("compare", *runs, "--format", "markdown") == 0
+    header, _, row = capsys.readouterr().out.splitlines()
+    assert header.startswith("| run | bbox AP (%) | bbox AP50 (%) |")
+    assert row.startswith("| first, few, copy | ")
+    assert "contains no config.yaml" in error_of("compare", runs[0], runs[0].parent)
+
+
 def test_invalid_arguments(run, tmp_path, error_of):
     file = tmp_path / "page.html"
     for arguments, message in (
@@ -411,5 +419,5 @@ def test_a_set_with_two_names_is_one_set(make_run, tmp_path):
     text = build_report(tmp_path / "report.html", first, second)
     assert ">val set, test: 16 images" in text
     assert 'id="set1"' not in text
-    assert "first is better than second by " in text
+    assert re.search("first (is better than|and) second .*points of AP for boxes", text)
     assert text.count("What to do next for first:") == 1
