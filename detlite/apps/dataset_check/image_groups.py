@@ -209,15 +209,25 @@ def _sequences(keys: Sequence[tuple[Any, ...]], prints: np.ndarray) -> np.ndarra
         far = np.nan_to_num(compare(prints, order[starts], order[ends % count])[1], nan=1.0)
         limit = max(np.quantile(far, _CLOSEST), min(_ALMOST_EQUAL, _FRACTION * np.median(far)))
         first, second = order[:-1], order[1:]
-        series = same_values(keys[n][:2] for n in order.tolist())
-        frames = same_values(keys[n] for n in order.tolist())
-        alike = compare(prints, first, second)[1] < limit
-        alike &= (prints["known"][first] & prints["known"][second]) & (
-            (series[:-1] == series[1:]) & (frames[:-1] != frames[1:])
+        known = prints["known"][first] & prints["known"][second]
+        alike = known & (compare(prints, first, second)[1] < limit)
+        texts, videos, frames = (
+            same_values([part(key(n)) for n in order.tolist()])
+            for part in (lambda k: k[:2], lambda k: (*k[:2], k[2][:-1]), lambda k: k)
         )
-        most = (
-            np.bincount(series[:-1], alike, count) > (np.bincount(series, minlength=count) - 1) / 2
-        )
-        used = alike & most[series[:-1]]
+
+        # Frames of a video that look different belong to it, unless it may have several scenes.
+        short = (np.bincount(videos) <= _MAX_FRACTION * count)[videos[:-1]]
+        differ = frames[:-1] != frames[1:]
+        used = _of_sequences(texts, differ, alike) & alike
+        used |= _of_sequences(videos, differ, alike) & short
         connect(labels, first[used], second[used])
     return labels
+
+
+def _of_sequences(ids: np.ndarray, differ: np.ndarray, alike: np.ndarray) -> np.ndarray:
+    """Return bool [N - 1]: the neighbors with the same id [N], most of which are alike."""
+    pairs = (ids[:-1] == ids[1:]) & differ
+    total = np.bincount(ids[:-1], pairs, len(ids))
+    most = 2 * np.bincount(ids[:-1], pairs & alike, len(ids)) > np.maximum(total, 2)
+    return np.asarray(pairs & most[ids[:-1]])
