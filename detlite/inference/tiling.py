@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from detlite.config import ConfigError
 from detlite.conventions import Convention
 from detlite.data.transforms.resize import size_of
-from detlite.data.transforms.tiles import OVERLAP, tile_windows
+from detlite.data.transforms.tiles import tile_windows
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.masks.pasting import paste_probabilities
@@ -70,9 +70,9 @@ class Tile:
         return torch.cat([inside[:, :2], -inside[:, 2:]], dim=1)
 
 
-def cut_tiles(size: tuple[int, int], side: int, overlap: float = OVERLAP) -> list[Tile]:
+def cut_tiles(size: tuple[int, int], side: int) -> list[Tile]:
     """Return evenly spaced tiles of an image of (height, width), row by row; see `tile_windows`."""
-    windows = tile_windows(size, side, overlap)
+    windows = tile_windows(size, side)
     return [Tile(x, y, x + width, y + height) for y, x, height, width in windows]
 
 

@@ -1,6 +1,7 @@
 """Data structures of the model: boxes, masks, keypoints and batches of images and records."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
@@ -16,9 +17,8 @@ def on_cpu_by_default(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.get_default_device().type == "cpu":
-            return function(*args, **kwargs)
-        with torch.device("cpu"):
+        is_cpu = torch.compiler.is_compiling() or torch.get_default_device().type == "cpu"
+        with nullcontext() if is_cpu else torch.device("cpu"):
             return function(*args, **kwargs)
 
     return call

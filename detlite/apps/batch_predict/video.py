@@ -57,7 +57,6 @@ class Video:
 
     Attributes:
         rate: average frames per second.
-        count: number of frames, as stated in the file; 0 if unknown.
 
     Raises:
         DataError: it cannot be read.
@@ -85,7 +84,6 @@ class Video:
         stream.thread_type = "AUTO"
         self._aspect = Fraction(stream.sample_aspect_ratio or 1)
         self.rate = Fraction(stream.average_rate or _DEFAULT_RATE)
-        self.count: int = stream.frames
 
     def frames(self) -> Iterator[Frame]:
         """Yield the frames in order; a DataError if the rest cannot be decoded."""

@@ -171,27 +171,15 @@ class ParquetResults(_Results):
             self._write_part()
 
     def _write_part(self) -> None:
-        from pyarrow import parquet  # is optional
+        import pyarrow as pa  # is optional
+        from pyarrow import parquet
 
-        table = to_table(self._rows)
+        types = {"list<float32>": pa.list_(pa.float32())}
+        schema = [(n, types.get(t) or pa.type_for_alias(t)) for n, t in COLUMNS.items()]
+        table = pa.Table.from_pylist(self._rows, pa.schema(schema))
         with atomic_path(self.folder / f"detections/part-{self._parts:06d}.parquet") as temporary:
             parquet.write_table(table, temporary)
         self._rows, self._parts = [], self._parts + 1
-
-
-def to_table(rows: Sequence[Entry]) -> Any:
-    """Return rows as a pyarrow table with COLUMNS."""
-    import pyarrow as pa  # is optional
-
-    return pa.Table.from_pylist(list(rows), parquet_schema())
-
-
-def parquet_schema() -> Any:
-    """Return COLUMNS as a schema of pyarrow."""
-    import pyarrow as pa  # is optional
-
-    types = {"list<float32>": pa.list_(pa.float32())}
-    return pa.schema([(n, types.get(t) or pa.type_for_alias(t)) for n, t in COLUMNS.items()])
 
 
 def to_rows(entry: Entry, names: Mapping[int, str]) -> Iterator[Entry]:
