@@ -189,11 +189,6 @@ def _is_run(folder: Path) -> bool:
     return (folder / "images.json").exists() and any(folder.glob("results.*"))
 
 
-def is_image_name(name: str) -> bool:
-    """Return True if a path or URL has the suffix of an image file."""
-    return os.path.splitext(_as_path(name))[1].lower() in image_suffixes()
-
-
 def excerpt(file: Path) -> str:
     """Return the text at the start and at the end of a file, in any encoding. Raises DataError."""
     try:
