@@ -20,7 +20,7 @@ from .layers.norm import build_norm
 from .postprocessing import Postprocess, build_postprocess, build_suppression
 from .preprocessing import Normalizer, build_normalizer
 from .proposal_network import ProposalNetwork
-from .rcnn import GeneralizedRCNN
+from .rcnn import GeneralizedRCNN, build_generalized_rcnn
 from .retinanet import RetinaNet
 from .roi_heads.box_head import BoxHead
 from .roi_heads.extractors import (
@@ -55,8 +55,8 @@ __all__ = [
     "GeneralizedRCNN", "Matcher", "Normalizer", "Pooler", "Postprocess", "ProposalNetwork",
     "ProposalSampler", "RPNHead", "RetinaNet", "RoIHead", "RoIHeads", "RowPacking", "Sampler",
     "Suppression", "build_anchors", "build_backbone", "build_box_loss", "build_extractor",
-    "build_model", "build_norm", "build_normalizer", "build_pooler", "build_postprocess",
-    "build_predictor", "build_proposal_sampler", "build_roi_heads", "build_rpn",
-    "build_suppression", "conv_block", "first_valid", "gather", "generalized_iou", "init_he",
-    "init_normal", "init_xavier", "top_scores",
+    "build_generalized_rcnn", "build_model", "build_norm", "build_normalizer", "build_pooler",
+    "build_postprocess", "build_predictor", "build_proposal_sampler", "build_roi_heads",
+    "build_rpn", "build_suppression", "conv_block", "first_valid", "gather", "generalized_iou",
+    "init_he", "init_normal", "init_xavier", "top_scores",
 ]  # fmt: skip

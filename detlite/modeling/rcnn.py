@@ -3,7 +3,7 @@
 Read this file first: it shows the whole pipeline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -112,11 +112,13 @@ class GeneralizedRCNN(DetectionModel):
 
 
 @META_ARCHITECTURES.register("GeneralizedRCNN")
-def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
-    """Build the two-stage detector of the config."""
+def build_generalized_rcnn(
+    cfg: CfgNode, kind: Callable[..., GeneralizedRCNN] = GeneralizedRCNN
+) -> GeneralizedRCNN:
+    """Build the two-stage detector of the config by its class, or a subclass `kind`."""
     backbone = build_backbone(cfg)
     rpn = None if cfg.MODEL.LOAD_PROPOSALS else build_rpn(cfg, backbone)
-    return GeneralizedRCNN(
+    return kind(
         build_normalizer(cfg),
         backbone,
         rpn,

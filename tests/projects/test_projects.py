@@ -8,6 +8,8 @@ import torch
 
 import detlite
 from detlite import modeling
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.conventions import convention_of
 from detlite.inference.options import InferenceOptions, View, build_options
 
 SMALL = {
@@ -25,77 +27,96 @@ SMALL = {
     "DTYPE": "float32",
     "TEST.REPORT": False,
 }
-# Each project with the losses that it adds or replaces.
+TWO_STAGES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box"}
+# The losses of each project.
 PROJECTS = {
+    "bifpn": TWO_STAGES,
+    "distillation": TWO_STAGES | {"loss_distillation"},
+    "domain_adaptation": TWO_STAGES | {"loss_domain"},
+    "double_heads": TWO_STAGES,
     "fcos": {"loss_classifier", "loss_box", "loss_centerness"},
 }
+CATEGORIES = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
 
 
 @pytest.fixture
-def train(repo_root, shared_coco_dataset, tmp_path):
-    """Return a function that trains a project in a folder of the test."""
-    annotations, images = shared_coco_dataset
-    entry = {"name": "data", "annotations": str(annotations), "images": str(images)}
+def project(repo_root, tmp_path):
+    """Return a function that returns the config file of a project, and keys of a small model."""
 
-    def run(name, steps, resume=False):
-        config = repo_root / "projects" / name / f"{name}.yaml"
-        overrides = {**SMALL, "SOLVER.MAX_ITER": steps, "DATASETS.CATALOG": [entry]}
-        return detlite.train(
-            config, output_dir=tmp_path / "run", overrides=overrides, resume=resume
-        )
+    def find(name):
+        file, keys = repo_root / "projects" / name / f"{name}.yaml", dict(SMALL)
+        if name == "distillation":
+            teacher_file, teacher_keys = find("bifpn")
+            cfg = detlite.load_config(teacher_file, [*sum(teacher_keys.items(), ())])
+            weights, convention = detlite.build_model(cfg).state_dict(), convention_of(cfg).name
+            teacher = tmp_path / "teacher.pth"
+            save_checkpoint(Checkpoint(teacher, weights, CATEGORIES, cfg.dump(), convention))
+            keys["MODEL.DISTILLATION.TEACHER"] = str(teacher)
+        return file, keys
 
-    return run
+    return find
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_losses_with_and_without_padding(name, project):
+    file, keys = project(name)
+    model = detlite.build_model(detlite.load_config(file, [*sum(keys.items(), ())])).train()
+    images = [torch.rand(3, 64, 96), torch.rand(3, 72, 64)]
+    boxes = torch.tensor([[4.0, 6, 30, 40], [35, 20, 60, 50]])
+    targets = [{"boxes": boxes[:n], "labels": torch.tensor([1, 2])[:n]} for n in (2, 0)]
+    model(images, targets)
+    losses = []
+    for model.static_shapes in (False, True):
+        torch.manual_seed(0)
+        losses.append(model(images, targets))
+        assert losses[-1].keys() == PROJECTS[name]
+        assert all(torch.isfinite(loss) for loss in losses[-1].values())
+    if name == "fcos":  # nothing is drawn at random
+        torch.testing.assert_close(*losses)
+    sum(losses[0].values()).backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROJECTS)
-def test_projects_train_resume_and_predict(name, train, repo_root, tmp_path):
-    train(name, 1)
-    result = train(name, 2, resume=True)
+def test_run(name, project, shared_coco_dataset, tmp_path):
+    """Train, resume, move the folder, test, and predict with views and tiles."""
+    annotations, images = shared_coco_dataset
+    file, keys = project(name)
+    keys["DATASETS.CATALOG"] = [
+        {"name": "data", "annotations": str(annotations), "images": str(images)}
+    ]
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    for steps, resume in ((1, False), (2, True)):
+        overrides = {**keys, "SOLVER.MAX_ITER": steps}
+        detlite.train(file, output_dir=folder, overrides=overrides, resume=resume)
+    shutil.move(folder, moved)
+    checkpoint = moved / "model_final.pth"
+    result = detlite.evaluate(checkpoint, config=moved / "config.yaml", output_dir=tmp_path)
     assert "bbox" in result.metrics["data"]
-    moved = tmp_path / "moved"
-    shutil.move(result.output_dir, moved)
-    predictor = detlite.Predictor.from_checkpoint(moved / "model_final.pth")
-    image = torch.randint(0, 256, (3, 90, 120), dtype=torch.uint8)
-    config = repo_root / "projects" / name / f"{name}.yaml"
-    predictor_config = detlite.load_config(config, ["INPUT.MIN_SIZE_TEST", 64])
-    small = View(64, 96)
+    image = torch.randint(0, 256, (90, 120, 3), dtype=torch.uint8).numpy()
+    views = View(64, 96), View(64, 96, flip=True)
     for options in (
-        build_options(predictor_config),
-        InferenceOptions(small, views=(small, View(64, 96, flip=True))),
-        InferenceOptions(small, tile=64),
+        build_options(detlite.load_config(moved / "config.yaml")),
+        InferenceOptions(views[0], views=views),
+        InferenceOptions(views[0], tile=64),
     ):
-        detect = detlite.Predictor(predictor.model, options=options)
-        assert detect(image.permute(1, 2, 0).numpy())["boxes"].shape[1] == 4
-
-
-@pytest.mark.parametrize("name", PROJECTS)
-def test_padding_does_not_change_losses(name, repo_root):
-    config = repo_root / "projects" / name / f"{name}.yaml"
-    model = detlite.build_model(
-        detlite.load_config(config, [v for kv in SMALL.items() for v in kv])
-    )
-    images = [torch.rand(3, 64, 96), torch.rand(3, 72, 64)]
-    boxes = torch.tensor([[4.0, 6, 30, 40], [35, 20, 60, 50]])
-    targets = [{"boxes": boxes[:n], "labels": torch.tensor([1, 2])[:n]} for n in (2, 1)]
-    found = []
-    for model.static_shapes in (False, True):
-        torch.manual_seed(0)
-        found.append(model.train()(images, targets))
-    torch.testing.assert_close(found[0], found[1])
-    assert found[0].keys() == PROJECTS[name]
+        model = detlite.load_checkpoint(checkpoint).model
+        assert detlite.Predictor(model, options=options)(image)["boxes"].shape[1] == 4
 
 
 @pytest.mark.parametrize("name", [*PROJECTS, "attributes"])
-def test_projects_use_public_names(name, repo_root):
+def test_names_are_public(name, repo_root):
     """Check that every name of detlite is documented, and that the file is short."""
     text = (repo_root / "projects" / name / f"{name}.py").read_text()
     assert len(text.splitlines()) <= 150
     docs = "".join(page.read_text() for page in (repo_root / "docs").glob("*.md"))
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("detlite"):
-            for alias in node.names:
-                public = alias.name in modeling.__all__ or f"{node.module}.{alias.name}" in docs
-                assert public or f"::: {node.module}\n" in docs, alias.name
+            names = {alias.name for alias in node.names}
+            public = {*modeling.__all__} if node.module == "detlite.modeling" else set()
+            if f"::: {node.module}\n" not in docs:
+                assert str(node.module) in docs, node.module
+                assert all(name in docs for name in names - public), node.module
         private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
         assert not private or node.attr == "__init__"

@@ -141,6 +141,11 @@ def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
     if not cfg.DATASETS.TRAIN:
         raise ConfigError("DATASETS.TRAIN is empty: name at least one entry of DATASETS.CATALOG")
     dataset = ConcatDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
+    if not any(part.has_objects for part in dataset.parts):
+        raise DataError(
+            f"DATASETS.TRAIN {', '.join(cfg.DATASETS.TRAIN)}: no image has an annotation, so "
+            "nothing can be trained: add a dataset with annotations"
+        )
     check_num_classes(cfg, dataset)
     return dataset
 

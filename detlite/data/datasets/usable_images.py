@@ -105,8 +105,9 @@ def _numbers(
         values = table.column("labeled") if options.min_keypoints else 1
         usable = table.counts(options.selection.objects, values)
         keep = usable >= max(options.min_keypoints, 1)
-        if options.background and keep.any():
-            keep |= table.counts() == 0  # not images with only crowds
+        empty = table.counts() == 0  # not images with only crowds
+        if options.background and (keep.any() or empty.all()):
+            keep |= empty
     elif options.skip_unlabeled:
         keep = table.counts() > 0
     keep[bad] = False

@@ -193,6 +193,15 @@ def test_number_of_classes_must_match_the_data(content, write_set, small_cfg):
         build_train_dataset(cfg)
 
 
+def test_a_training_set_without_annotations_needs_another_one(content, write_set, small_cfg):
+    content["annotations"] = []
+    write_set(content)
+    cfg = small_cfg("DATASETS.BACKGROUND_IMAGES", True)
+    assert len(build_dataset(cfg, "small", train=True)) == 4
+    with pytest.raises(DataError, match=r"DATASETS\.TRAIN small: no image has an annotation"):
+        build_train_dataset(cfg)
+
+
 def test_no_training_set(small_cfg):
     with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN is empty"):
         build_train_dataset(small_cfg("DATASETS.TRAIN", ()))

@@ -63,10 +63,10 @@ def test_background_images_can_be_kept(content, open_set):
     assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 0
 
 
-def test_background_alone_is_an_error(content, open_set):
+def test_a_file_of_background_can_be_a_part_of_the_training_data(content, open_set):
     content["annotations"] = []
-    with pytest.raises(DataError, match="no image has a usable annotation"):
-        open_set(content, train=True, background=True)
+    dataset = open_set(content, train=True, background=True)
+    assert (dataset.image_ids, dataset.has_objects) == ([10, 11, 12, 13], False)
 
 
 def test_evaluation_keeps_all_images_and_decodes_no_masks(content, open_set):
