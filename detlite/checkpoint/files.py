@@ -148,10 +148,12 @@ def _check_values(path: Path, state: dict[str, Tensor]) -> None:
         if problem := tensor_problem(value):
             raise CheckpointError(f"{path}: {name} {problem}")
     if not state:
-        raise CheckpointError(
-            f"{path}: contains neither a state dict (names and tensors) nor "
-            "{'model': state dict} with any entries"
+        empty = (
+            "contains neither a state dict (names and tensors) nor {'model': state dict} with any "
+            "entries"
         )
+        kind = explain_kind(path)  # a program of TorchScript is a pickle of objects, too
+        raise CheckpointError(f"{path}: {f'is not a checkpoint; {kind}' if kind else empty}")
 
 
 def tensor_problem(value: Any) -> str:

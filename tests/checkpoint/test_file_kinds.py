@@ -21,10 +21,15 @@ def _scripted(path):
     torch.jit.trace(torch.nn.ReLU(), torch.ones(1)).save(str(path))
 
 
+def _scripted_layer(path):
+    torch.jit.script(torch.nn.Linear(2, 2)).save(path)
+
+
 WRITERS = {
     "model.onnx": (lambda p: p.write_bytes(b"\x08\x07\x12\x04test" + bytes(50)),
                    r"ONNX model: .*detlite\.Predictor\('model\.onnx'\)"),
     "traced.pth": (_scripted, r"TorchScript program: .*torch\.jit\.load\('traced\.pth'\)"),
+    "scripted.pt": (_scripted_layer, r"TorchScript program: .*torch\.jit\.load"),
     "a.pt2": (lambda p: _archive(p, "a/archive_format", "a/models/a.json"),
               r"program of torch\.export.*Predictor"),
     "m.openvino": (lambda p: _archive(p, "detlite.json", "parts.json", "backbone.xml"),
