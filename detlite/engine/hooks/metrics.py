@@ -227,11 +227,12 @@ class Progress(Hook):
             self._bar.set_postfix_str(f"step {iteration}, {seconds:.2f} s per step", refresh=False)
             self._bar.update(fraction - self._bar.n)
         outlook = self.trainer.duration.outlook(iteration)
-        is_logged = iteration % self.trainer.cfg.SOLVER.LOG_PERIOD == 0
-        if is_logged or now - self._last < _SILENCE_SECONDS:
+        solver = self.trainer.cfg.SOLVER
+        if iteration % solver.LOG_PERIOD == 0 or now - self._last < _SILENCE_SECONDS:
             return
         self._last = now
-        logger.info("iteration %d  %.3f s per step%s", iteration, seconds, outlook)
+        speed = f"{seconds:.3f} s per step of {solver.IMS_PER_BATCH} images"
+        logger.info("iteration %d  %s%s", iteration, speed, outlook)
 
     def after_log(self, metrics: dict[str, float]) -> None:
         self._last = time.monotonic()

@@ -184,7 +184,7 @@ def test_the_bar_of_a_terminal_and_the_expected_steps_of_a_time_limit(monkeypatc
     assert " 50%|" in terminal.getvalue()
     assert ", step 4, 0." in terminal.getvalue()
     (line,) = (line.getMessage() for line in caplog.records)
-    assert line.endswith(" s per step, about 8 steps in all")
+    assert line.endswith(" s per step of 4 images, about 8 steps in all")
 
 
 def test_the_first_step_is_logged_and_then_one_in_half_a_minute(monkeypatch, caplog):
@@ -205,7 +205,7 @@ def test_the_first_step_is_logged_and_then_one_in_half_a_minute(monkeypatch, cap
             progress.after_log({})
     progress.after_train()
     lines = [line.getMessage() for line in caplog.records]
-    assert lines[0] == "iteration 21  9.000 s per step"
+    assert lines[0] == "iteration 21  9.000 s per step of 4 images"
     assert [int(line.split()[1]) for line in lines[:-1]] == [21, 25, 29, 34, 38]
     assert (
         lines[-1] == "trained 40 iterations, 20.0 epochs of 8 images; this process took 3.0 minutes"
