@@ -226,7 +226,7 @@ def _sequences(keys: Sequence[tuple[Any, ...]], prints: np.ndarray) -> np.ndarra
 
 
 def _of_sequences(ids: np.ndarray, differ: np.ndarray, alike: np.ndarray) -> np.ndarray:
-    """Return bool [N - 1]: the neighbors with the same id [N], most of which are alike."""
+    """Return bool [N - 1]: neighbors with the same id [N], if most of those are alike."""
     pairs = (ids[:-1] == ids[1:]) & differ
     total = np.bincount(ids[:-1], pairs, len(ids))
     most = 2 * np.bincount(ids[:-1], pairs & alike, len(ids)) > np.maximum(total, 2)
