@@ -1,4 +1,4 @@
-"""What a run depends on apart from its config: software, processor, command and code."""
+"""The environment of a run: software, processor, command and code."""
 
 import platform
 import shlex
