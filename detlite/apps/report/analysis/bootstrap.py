@@ -157,15 +157,21 @@ def resample(matched: MatchedDetections, samples: np.ndarray) -> BootstrapMetric
     shape = (len(samples), len(measures.ious), matched.shape[1])
     ap = np.full((*shape, len(measures.areas)), np.nan, np.float32)
     recall = np.full(shape, np.nan, np.float32)
-    drawn = torch.from_numpy(np.ascontiguousarray(samples.T, np.float32))  # [I, B]
+    by_image = np.ascontiguousarray(samples.T)  # [I, B]
     for k in range(shape[2]):
         detections = np.flatnonzero(matched.categories == k)
-        images, in_category = matched.images[detections], matched.object_categories == k
+        objects = np.flatnonzero(matched.object_categories == k)
+        # Only the images of the category count.
+        own = np.concatenate([matched.images[detections], matched.object_images[objects]])
+        used, own = np.unique(own, return_inverse=True)
+        images, object_images = np.split(own, [len(detections)])
+        drawn = torch.from_numpy(by_image[used].astype(np.float32))
         for a, area in enumerate(measures.areas):
-            counted = matched.object_images[in_category & matched.counted[a]]
+            counted = object_images[matched.counted[a][objects]]
             if not len(counted):
                 continue
-            present = samples @ np.bincount(counted, minlength=samples.shape[1])  # [B]
+            numbers = np.bincount(counted, minlength=len(used)).astype(np.float32)
+            present = (torch.from_numpy(numbers) @ drawn).numpy().astype(np.int64)  # [B]
             outcomes = matched.outcomes[a][:, detections]  # [T, D]
             hits = np.flatnonzero((outcomes == TRUE_POSITIVE).any(axis=0))
             step = max(1, _CHUNK // max(1, len(hits)))
