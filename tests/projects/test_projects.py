@@ -94,6 +94,7 @@ def test_run(name, project, shared_coco_dataset, tmp_path):
     checkpoint = moved / "model_final.pth"
     result = detlite.evaluate(checkpoint, config=moved / "config.yaml", output_dir=tmp_path)
     assert "bbox" in result.metrics["data"]
+    extensions = [str(path) for path in (moved / "extensions").glob("*.py")]
     image = torch.randint(0, 256, (90, 120, 3), dtype=torch.uint8).numpy()
     views = View(64, 96), View(64, 96, flip=True)
     for options in (
@@ -101,7 +102,7 @@ def test_run(name, project, shared_coco_dataset, tmp_path):
         InferenceOptions(views[0], views=views),
         InferenceOptions(views[0], tile=64),
     ):
-        model = detlite.load_checkpoint(checkpoint).model
+        model = detlite.load_checkpoint(checkpoint, {"IMPORTS": extensions}).model
         assert detlite.Predictor(model, options=options)(image)["boxes"].shape[1] == 4
 
 
