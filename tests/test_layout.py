@@ -7,7 +7,7 @@ OTHER_FOLDERS = {"benchmarks", "fuzz", "projects", "soak", "tools", "wheel"}
 # Tests of several modules together, by folder.
 CROSS_CUTTING = {
     "apps/serve": {"page"},
-    "config": {"published_files", "restating", "schema", "shipped_configs"},
+    "config": {"what_users_add", "published_files", "restating", "schema", "shipped_configs"},
     "conversion": {"classifiers", "golden", "training"},
     "checkpoint": {"conventions", "hub_weights", "timm_weights"},
     "conversion/detectron2": {"recorded_outputs"},
