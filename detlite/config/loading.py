@@ -14,7 +14,8 @@ from detlite.errors import ConfigError
 from .extensions import import_extensions
 from .files import find_config, parse_yaml, read_chain, recognize
 from .maskrcnn_benchmark import RESTATING, translate
-from .removed import NO_EFFECT, OFF, is_ignored
+from .removed import KEYS as REMOVED
+from .removed import is_ignored
 from .schema import KEYS, Key
 from .schema.rules import check_rules
 
@@ -180,9 +181,8 @@ def _check_names(
 
     `hints` say which other program wrote a file, see `recognize`.
     """
-    known = keys.keys() | RESTATING.keys() | OFF.keys() | NO_EFFECT.keys()
     for source, rows in sources:
-        names = [name for name, _ in rows if name not in known]
+        names = [n for n, _ in rows if not (n in keys or n in RESTATING or n in REMOVED)]
         if names:
             listed = ", ".join(_describe_unknown(name, keys) for name in names[:_MAX_UNKNOWN])
             more = len(names) - _MAX_UNKNOWN

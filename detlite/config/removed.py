@@ -1,4 +1,4 @@
-"""Keys of earlier versions and of maskrcnn-benchmark that have no effect.
+"""Keys and values of earlier versions and of maskrcnn-benchmark that have no effect.
 
 Checkpoints and output folders contain complete configs, also the keys that were off. A removed key
 is therefore ignored if it is off, or if it belongs to the training of stored weights, and an error
@@ -12,69 +12,106 @@ from detlite.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_NO_GAIN = "it gained nothing: benchmarks/results/recipes/removed.md"
+_NO_SHARDS = (
+    "name a COCO file and its image folder, which may be URLs, also of images in an archive: "
+    "tar://images::https://host/train.tar"
+)
+_FIXED = "only this value remains"
 _PREDICTION = ("TEST.", "MODEL.FBNET.")  # sections that change what stored weights detect
 
-# Each removed key with the only value that remains, which turned it off.
-OFF: dict[str, Any] = {
-    "INPUT.EARLY_FRACTION": 0.0,
-    "MODEL.ROI_HEADS.DYNAMIC": False,
-    "MODEL.ROI_MASK_HEAD.LOSS": "bce",
-    "INPUT.MOSAIC_PROB": 0.0,
-    "INPUT.QUARTER_TURNS": False,
-    "INPUT.SCALE_JITTER": (),
-    "SOLVER.BACKBONE_LR_FACTOR": 1.0,
-    "TEST.BOX_FROM_MASK": 0.0,
-    "TEST.MASK_CONFIDENCE": 0.0,
-    "TEST.AREA_LIMITS": (),
-    "DATALOADER.SHARD_SHUFFLE": 2000,
-    "MODEL.ROI_BOX_HEAD.LOSS": "cross_entropy",
-    "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": (),
-    "TEST.NMS.SIGMA": 0.5,
-    "TEST.NMS.MIN_SCORE": 0.001,
-    "TEST.NMS.VOTE_THRESH": 0.8,
-    "TEST.EXPECTED_RESULTS_SIGMA_TOL": 4.0,
-    "INPUT.TILE_OVERLAP": 0.2,
-    "TEST.TILE_OVERLAP": 0.2,
-    "SOLVER.AUTO_SCALE_LR": False,
-    "SOLVER.BACKBONE_FREEZE_ITERS": 0,
-    "SOLVER.MINUTES_INCLUDE_TEST": False,
-    "SOLVER.MAX_SKIPPED_STEPS": 0,
-    "MODEL.FBNET.SCALE_FACTOR": 1.0,
-    "MODEL.FBNET.RPN_HEAD_BLOCKS": 0,
-    "MODEL.FBNET.DET_HEAD_BLOCKS": (),
-    "MODEL.FBNET.DET_HEAD_STRIDE": 0,
-    "MODEL.FBNET.MASK_HEAD_BLOCKS": (),
-    "MODEL.FBNET.MASK_HEAD_STRIDE": 0,
-    "MODEL.FBNET.KPTS_HEAD_BLOCKS": (),
-    "MODEL.FBNET.KPTS_HEAD_STRIDE": 0,
-    "MODEL.FBNET.RPN_BN_TYPE": "",
-    "MODEL.FBNET.DW_CONV_SKIP_BN": True,
-    "MODEL.FBNET.DW_CONV_SKIP_RELU": True,
-    "MODEL.FBNET.MASK_HEAD_LAST_SCALE": 0.0,
-    "MODEL.FBNET.KPTS_HEAD_LAST_SCALE": 0.0,
-    "DATASETS.TRAIN_SHARES": (),
-    "DATASETS.UNLABELED": "",
+# Each key with the only value that remains, which turned it off, and why it was removed or what
+# replaces it. With ..., any value has no effect.
+KEYS: dict[str, tuple[Any, str]] = {
+    "INPUT.EARLY_FRACTION": (0.0, _NO_GAIN),
+    "MODEL.ROI_HEADS.DYNAMIC": (False, _NO_GAIN),
+    "MODEL.ROI_MASK_HEAD.LOSS": ("bce", _NO_GAIN),
+    "INPUT.MOSAIC_PROB": (0.0, _NO_GAIN),
+    "INPUT.QUARTER_TURNS": (False, _NO_GAIN),
+    "INPUT.SCALE_JITTER": ((), _NO_GAIN),
+    "SOLVER.BACKBONE_LR_FACTOR": (1.0, _NO_GAIN),
+    "TEST.BOX_FROM_MASK": (0.0, _NO_GAIN),
+    "TEST.MASK_CONFIDENCE": (0.0, "masks are ranked by the scores of their boxes"),
+    "TEST.AREA_LIMITS": (
+        (),
+        "pass other limits to pycocotools: COCOeval(...).params.areaRng",
+    ),
+    "DATALOADER.SHARD_SHUFFLE": (2000, f"shards were removed: {_NO_SHARDS}"),
+    "MODEL.ROI_BOX_HEAD.LOSS": ("cross_entropy", _FIXED),
+    "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": ((), "repeat images: DATALOADER.REPEAT_THRESHOLD"),
+    "TEST.NMS.SIGMA": (0.5, _FIXED),
+    "TEST.NMS.MIN_SCORE": (0.001, _FIXED),
+    "TEST.NMS.VOTE_THRESH": (0.8, _FIXED),
+    "TEST.EXPECTED_RESULTS_SIGMA_TOL": (4.0, f"{_FIXED}: change the deviations"),
+    "INPUT.TILE_OVERLAP": (0.2, _FIXED),
+    "TEST.TILE_OVERLAP": (0.2, _FIXED),
+    "SOLVER.AUTO_SCALE_LR": (False, "set SOLVER.BASE_LR for SOLVER.IMS_PER_BATCH"),
+    "SOLVER.BACKBONE_FREEZE_ITERS": (
+        0,
+        "train two runs: the first with MODEL.BACKBONE.FREEZE_CONV_BODY_AT 5, the second with its "
+        "checkpoint as MODEL.WEIGHT",
+    ),
+    "SOLVER.MINUTES_INCLUDE_TEST": (False, "set a smaller SOLVER.MAX_MINUTES"),
+    "SOLVER.MAX_SKIPPED_STEPS": (
+        0,
+        "resume from the checkpoint before the loss that is not finite, which names its images",
+    ),
+    **{
+        f"MODEL.FBNET.{key}": (value, "describe the model in MODEL.FBNET.ARCH_DEF")
+        for key, value in (
+            ("SCALE_FACTOR", 1.0),
+            ("RPN_HEAD_BLOCKS", 0),
+            ("DET_HEAD_BLOCKS", ()),
+            ("DET_HEAD_STRIDE", 0),
+            ("MASK_HEAD_BLOCKS", ()),
+            ("MASK_HEAD_STRIDE", 0),
+            ("KPTS_HEAD_BLOCKS", ()),
+            ("KPTS_HEAD_STRIDE", 0),
+        )
+    },
+    **{
+        f"MODEL.FBNET.{key}": (value, _FIXED)
+        for key, value in (
+            ("RPN_BN_TYPE", ""),
+            ("DW_CONV_SKIP_BN", True),
+            ("DW_CONV_SKIP_RELU", True),
+            ("MASK_HEAD_LAST_SCALE", 0.0),
+            ("KPTS_HEAD_LAST_SCALE", 0.0),
+        )
+    },
+    "DATASETS.TRAIN_SHARES": ((), "train on one COCO file that contains images more than once"),
+    "DATASETS.UNLABELED": (
+        "",
+        f"{_NO_GAIN}. Label the images: `detlite predict --format coco` writes labels to correct",
+    ),
+    # Options of removed keys.
+    "INPUT.CROP_SIZE": (..., "INPUT.SCALE_JITTER was removed"),
+    "INPUT.EARLY_SCALE": (..., "INPUT.EARLY_FRACTION was removed"),
+    "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
+    "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
+    "MODEL.ROI_HEADS.DYNAMIC_PERIOD": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
+    "MODEL.ROI_BOX_HEAD.FOCAL_GAMMA": (..., "MODEL.ROI_BOX_HEAD.LOSS was removed"),
+    "SOLVER.REFERENCE_IMS_PER_BATCH": (..., "SOLVER.AUTO_SCALE_LR was removed"),
+    # Keys of maskrcnn-benchmark.
+    "AMP_VERBOSE": (..., "torch.amp has no such option"),
+    "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": (..., "masks are always pasted into the image"),
+    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": (..., "mask heads have no fully connected layer"),
+    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": (..., "keypoint heads have no such layer"),
+    "MODEL.RETINANET.STRADDLE_THRESH": (..., "RetinaNet always trains on all anchors"),
+    "PATHS_CATALOG": (..., "datasets are built in or defined in DATASETS.CATALOG"),
 }
-# Keys that have no effect with any value, and why.
-NO_EFFECT = {
-    "INPUT.CROP_SIZE": "INPUT.SCALE_JITTER was removed",
-    "INPUT.EARLY_SCALE": "INPUT.EARLY_FRACTION was removed",
-    "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK": "MODEL.ROI_HEADS.DYNAMIC was removed",
-    "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK": "MODEL.ROI_HEADS.DYNAMIC was removed",
-    "MODEL.ROI_HEADS.DYNAMIC_PERIOD": "MODEL.ROI_HEADS.DYNAMIC was removed",
-    "MODEL.ROI_BOX_HEAD.FOCAL_GAMMA": "MODEL.ROI_BOX_HEAD.LOSS was removed",
-    "SOLVER.REFERENCE_IMS_PER_BATCH": "SOLVER.AUTO_SCALE_LR was removed",
-    "AMP_VERBOSE": "torch.amp has no such option",
-    "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": "masks are always pasted into the image",
-    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "mask heads have no fully connected layer",
-    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "keypoint heads have no such layer",
-    "MODEL.RETINANET.STRADDLE_THRESH": "RetinaNet always trains on all anchors",
-    "PATHS_CATALOG": "datasets are built in or defined in DATASETS.CATALOG",
+NO_EFFECT = {name: reason for name, (value, reason) in KEYS.items() if value is ...}
+# Removed values of keys, in lower case, and why.
+VALUES = {
+    ("SOLVER.OPTIMIZER", "muon"): _NO_GAIN,
+    ("TEST.NMS.METHOD", "fusion"): _NO_GAIN,
 }
+# Removed types of entries in DATASETS.CATALOG, and what to use instead.
+DATASET_TYPES = {"webdataset": _NO_SHARDS}
 
 
 def is_ignored(name: str, value: Any, source: str, stored: bool = False) -> bool:
-    """Return True for a key of an earlier version that is ignored.
+    """Return True for a key or value of an earlier version that is ignored.
 
     Args:
         name, value: a key and its value.
@@ -83,20 +120,18 @@ def is_ignored(name: str, value: Any, source: str, stored: bool = False) -> bool
             not change what they detect, and are ignored.
 
     Raises:
-        ConfigError: the value of a removed key had an effect.
+        ConfigError: the value of a removed key had an effect, or the value was removed.
     """
     if name in NO_EFFECT:
         logger.info("%s: %s has no effect in detlite: %s", source, name, NO_EFFECT[name])
         return True
-    if name not in OFF:
-        return False
+    off, reason = KEYS.get(name, (value, ""))
     plain = tuple(value) if isinstance(value, list) else value  # YAML has no tuples
-    is_on = plain != OFF[name] and str(value) != str(OFF[name])
+    if plain == off or str(value) == str(off):
+        reason = VALUES.get((name, str(value).lower()), "")
     # Without mask scores, which `init` chose, and area limits, the same objects are detected.
     same_objects = "TEST.MASK_CONFIDENCE", "TEST.AREA_LIMITS"
-    if is_on and not (stored and (name in same_objects or not name.startswith(_PREDICTION))):
-        raise ConfigError(
-            f"{source}: {name} {value}: this key was removed, and only {OFF[name]!r} is possible. "
-            "Remove it"
-        )
-    return True
+    detects_others = name.startswith(_PREDICTION) and name not in same_objects
+    if reason and (detects_others or not stored):
+        raise ConfigError(f"{source}: {name} {value}: removed, {reason}")
+    return bool(reason) or name in KEYS
