@@ -56,6 +56,17 @@ def test_link_targets_exist(page):
         assert not anchor or target.startswith("http") or anchor in anchors(file), target
 
 
+def _declared_next_to(page: Path) -> set[str]:
+    """Return the keys that the extensions in the folder of a page declare."""
+    texts = [file.read_text() for file in page.parent.glob("*.py")]
+    return {
+        f"{section}.{name}"
+        for text in texts
+        for section in re.findall(r'declare_keys\(\s*"([\w.]+)"', text)
+        for name in re.findall(r'Key\("(\w+)"', text)
+    }
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_named_files_and_keys_exist(page):
     text = page.read_text()
@@ -66,7 +77,7 @@ def test_named_files_and_keys_exist(page):
         files = [file for file in re.findall(pattern, text) if "NAME" not in file]
         assert not [file for file in files if not (ROOT / file).exists()]
         removed = {*REMOVED} if page.name in ("CHANGELOG.md", "config.md", "removed.md") else set()
-        assert {*_KEY.findall(text)} <= _NAMES | _SECTIONS | removed
+        assert {*_KEY.findall(text)} <= _NAMES | _SECTIONS | removed | _declared_next_to(page)
 
 
 def test_configs_load(tmp_path):

@@ -37,7 +37,7 @@ _DETLITE: PhaseFunctions = (
     ("box head", box_head.BoxHead, "losses"),
     ("box head", box_head.BoxHead, "predict"),
     ("postprocess", detector.Postprocess, "__call__"),
-    ("mask head", heads.RoIHeads, "map_losses"),
+    ("mask head", heads.RoIHeads, "head_losses"),
     ("mask head", heads.RoIHeads, "head_outputs"),
     ("mask targets", mask_head, "crop_masks"),
     ("paste", detection_results, "paste_masks"),

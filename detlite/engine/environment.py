@@ -41,14 +41,14 @@ def _commit(folder: Path) -> str:
     """Return the commit of the git checkout around a folder, "" if there is none."""
     # A file system monitor is a program that the checkout names.
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "describe", "--always",
-               "--abbrev=12", "--exclude=*", "--dirty= modified"]  # fmt: skip
+               "--abbrev=12", "--exclude=*", "--dirty"]  # fmt: skip
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):  # no git, no checkout, or a huge one
         return ""
-    return done.stdout.strip()
+    return done.stdout.strip().replace("-dirty", " modified")
 
 
 def _processor() -> str:

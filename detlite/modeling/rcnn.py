@@ -55,8 +55,8 @@ class GeneralizedRCNN(DetectionModel):
         self.sampler = sampler
         self.roi_heads = roi_heads
 
-    @property
-    def required_targets(self) -> tuple[str, ...]:
+    @property  # own heads may be added later
+    def required_targets(self) -> tuple[str, ...]:  # type: ignore[override]
         """The fields that train the mask, keypoint and own heads."""
         return tuple(dict.fromkeys(head.target for head in self.roi_heads.heads.values()))
 

@@ -106,8 +106,8 @@ class ProgramDetector(DetectionModel):
             missing = max(0, self.postprocess.detections_per_image - valid.shape[1])
             inputs += [F.pad(boxes, (0, 0, 0, missing)), F.pad(valid, (0, missing))]
         named = dict(zip(self.outputs, self.run(*inputs), strict=True))
-        required = (named.pop(name) for name in ("boxes", "scores", "labels", "valid"))
-        detections = Detections(*required).with_fields(named)
+        boxes, scores, labels, valid = map(named.pop, ("boxes", "scores", "labels", "valid"))
+        detections = Detections(boxes, scores, labels, valid).with_fields(named)
         return replace(detections, valid=detections.valid & (detections.scores >= min_score))
 
     def losses(self, *_: Any, **__: Any) -> Any:
