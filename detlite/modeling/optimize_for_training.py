@@ -106,6 +106,8 @@ class FoldedConvBN2d(CPUConv2d):
     def __init__(self, conv: nn.Conv2d, norm: FrozenBatchNorm2d) -> None:
         super().__init__(conv)
         self._norm = (norm,)  # in a tuple, because a child would have entries in the state dict
+        # The buffers of the norm with their versions, and the scale and shift that they give.
+        self._kept: tuple[list[tuple[Tensor, int]], tuple[Tensor, Tensor]] | None = None
         norm.folded = True
 
     @property
@@ -115,10 +117,22 @@ class FoldedConvBN2d(CPUConv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve and normalize [B, C, H, W]."""
-        scale, shift = self.norm.scale_and_shift()
+        scale, shift = self._scale_and_shift()
         bias = shift if self.bias is None else torch.addcmul(shift, self.bias, scale)
         x = x if self.margins is None else F.pad(x, self.margins)
         return self._conv_forward(x, self.weight * scale[:, None, None, None], bias)
+
+    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Return those of the norm, computed only if it changed: a fifth of a step's kernels."""
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return self.norm.scale_and_shift()
+        now = [(buffer, buffer._version) for buffer in self.norm.buffers()]
+        if self._kept is None or any(
+            buffer is not kept or version != before
+            for (buffer, version), (kept, before) in zip(now, self._kept[0], strict=True)
+        ):
+            self._kept = now, self.norm.scale_and_shift()
+        return self._kept[1]
 
 
 def fold_frozen_norms(backbone: nn.Module) -> None:

@@ -106,6 +106,37 @@ def test_copies_and_state_dicts_are_independent(backbones):
     assert all(torch.equal(*pair) for pair in zip(other(x), expected, strict=True))
 
 
+def _double(norm: FrozenBatchNorm2d) -> None:
+    norm.load_state_dict({name: 2 * value for name, value in norm.state_dict().items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "times"),
+    [
+        (lambda norm: None, 1),
+        (lambda norm: norm.running_mean.add_(1), 2),
+        (_double, 2),
+        (lambda norm: setattr(norm, "weight", torch.full((3,), 2.0)), 2),
+        (lambda norm: copy.deepcopy(norm).bias.add_(1), 1),
+    ],
+    ids=["none", "in place", "loaded", "replaced", "of a copy"],
+)
+def test_scale_and_shift_are_computed_again_if_the_norm_changed(monkeypatch, change, times):
+    computed: list[FrozenBatchNorm2d] = []
+    compute = FrozenBatchNorm2d.scale_and_shift
+    monkeypatch.setattr(
+        FrozenBatchNorm2d, "scale_and_shift", lambda norm: computed.append(norm) or compute(norm)
+    )
+    norm, plain = FrozenBatchNorm2d(3), nn.Conv2d(3, 3, 1)
+    folded, x = FoldedConvBN2d(plain, norm), torch.randn(1, 3, 4, 4)
+    folded(x)
+    change(norm)
+    scale, shift = (value[:, None, None] for value in compute(norm))
+    for _ in range(2):
+        torch.testing.assert_close(folded(x), plain(x) * scale + shift)
+    assert len(computed) == times
+
+
 def test_undo_restores_the_plain_layers(backbones):
     plain, folded, _ = backbones
     undo_optimize_for_training(folded)

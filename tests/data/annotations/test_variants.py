@@ -72,7 +72,7 @@ def seen(coco: COCO) -> dict[str, Any]:
 def test_all_entrances_agree(name, content, change, needed, folder, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     inspection = "detlite.apps.dataset_check.inspection"
-    unread = lambda *args: ([], (args[3]["height"], args[3]["width"]), (False, 0, 0))  # noqa: E731
+    unread = lambda _, table, n: ([], tuple(table.sizes[n].tolist()), (False, 0, 0))  # noqa: E731
     monkeypatch.setattr(f"{inspection}._inspect", unread)
     monkeypatch.setattr(f"{inspection}.check_images", lambda *_: ({}, []))
     # Content in memory is read once, as a file is.
