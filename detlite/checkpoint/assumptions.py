@@ -1,4 +1,4 @@
-"""Log the settings of a converted model that its weights do not contain."""
+"""Log the settings of converted weights that they do not contain."""
 
 import logging
 import re
@@ -8,8 +8,10 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.weight_catalog import timm_pixels
 from detlite.config.loading import flatten
 from detlite.conventions import convention_of
+from detlite.modeling.backbone.build import split_name
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ _NOT_IN_WEIGHTS = re.compile(
     r"|MODEL\.RETINANET\.(ANCHOR_SIZES|SCALES_PER_OCTAVE|ASPECT_RATIOS|BBOX_REG_WEIGHTS"
     r"|INFERENCE_TH|NMS_TH|PRE_NMS_TOP_N)"
 )
+_PIXEL_TOLERANCE = 0.01  # of pixels in 0..1; less than what distinguishes CLIP from ImageNet
 _PUBLISHED = re.compile(r"-[0-9a-f]{8}\.pth$|model_final_[0-9a-f]{6}\.pkl$")  # with these settings
 
 
@@ -66,4 +69,23 @@ def log_assumptions(cfg: CfgNode, checkpoint: Checkpoint, opts: Sequence[Any] = 
             "framework are assumed. If the model was trained with others, pass them as KEY VALUE:"
             "\n%s",
             checkpoint.path, checkpoint.source, "\n".join(lines),
+        )  # fmt: skip
+
+
+def warn_of_other_pixels(cfg: CfgNode, checkpoint: Checkpoint) -> None:
+    """Warn if the config normalizes pixels otherwise than a classifier of timm was trained."""
+    pixels, name = cfg.INPUT, split_name(cfg.MODEL.BACKBONE.CONV_BODY)[0]
+    if not (checkpoint.timm_backbone and name.startswith("timm/") and len(pixels.PIXEL_MEAN) == 3):
+        return  # the values of other channels are not known
+    if cfg.MODEL.WEIGHT.startswith("timm://"):  # its tag may have other values than the model
+        name = cfg.MODEL.WEIGHT.replace("timm://", "timm/")
+    expected = timm_pixels(name.removeprefix("timm/"))
+    if expected is None:
+        return
+    given = zip((*pixels.PIXEL_MEAN, *pixels.PIXEL_STD), (*expected[0], *expected[1]), strict=True)
+    if pixels.TO_BGR255 or any(abs(a - b) > _PIXEL_TOLERANCE for a, b in given):
+        logger.warning(
+            "%s: timm trained these weights with other pixel values than the config's, so AP is "
+            "lower: set INPUT.TO_BGR255 False INPUT.PIXEL_MEAN %s INPUT.PIXEL_STD %s",
+            checkpoint.path, *expected,
         )  # fmt: skip

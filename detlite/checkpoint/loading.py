@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.checkpoint.assumptions import warn_of_other_pixels
 from detlite.checkpoint.class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
 from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint, read_checkpoint
 from detlite.checkpoint.stored_config import apply_convention, config_of, explain_imports
@@ -247,6 +248,7 @@ def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
     if not cfg.MODEL.WEIGHT:
         return cfg, None
     checkpoint = read_checkpoint(weight_file(cfg))
+    warn_of_other_pixels(cfg, checkpoint)
     return apply_convention(cfg, checkpoint), checkpoint
 
 

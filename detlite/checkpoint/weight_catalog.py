@@ -160,6 +160,22 @@ def _timm(name: str, root: Path) -> Path:
     return _hugging_face(f"{pretrained.hf_hub_id}/{file_name}", root)
 
 
+def timm_pixels(name: str) -> tuple[list[float], list[float]] | None:
+    """Return the mean and deviation of pixels, RGB in 0..1, that timm lists for `_timm` names.
+
+    Without a tag, those of the default weights. None: timm is missing, or has no such weights.
+    """
+    if name.startswith("tf_efficientnet_lite"):  # these backbones work without timm
+        return [0.5] * 3, [0.5] * 3
+    try:
+        import timm
+
+        pretrained = timm.get_pretrained_cfg(name)
+    except (ImportError, RuntimeError):
+        return None
+    return (list(pretrained.mean), list(pretrained.std)) if pretrained else None
+
+
 def _hugging_face(name: str, _root: Path) -> Path:
     """Download a file of a Hugging Face hub: owner/name/file, or owner/name/file@revision."""
     from huggingface_hub import hf_hub_download

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from detlite.checkpoint.files import read_checkpoint, save_checkpoint
-from detlite.checkpoint.loading import load_weights
+from detlite.checkpoint.loading import load_weights, read_weights
+from detlite.checkpoint.weight_catalog import timm_pixels
 from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model
 from tests.engine.toy import assert_equal
@@ -72,6 +73,47 @@ def test_converted_checkpoint_equals_the_original(tiny_config, tmp_path):
     load_weights(first, read_checkpoint(tmp_path / "w.pth"))
     load_weights(second, read_checkpoint(tmp_path / "converted.pth"))
     assert_equal(first.backbone.body.state_dict(), second.backbone.body.state_dict())
+
+
+HALVES, IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+@pytest.mark.parametrize(
+    ("bgr", "mean", "std", "expected"),
+    [
+        (False, *HALVES, None),
+        (False, [0.505, 0.495, 0.5], [0.498] * 3, None),
+        (False, *IMAGENET, HALVES),
+        (True, [127.5] * 3, [127.5] * 3, HALVES),  # the channels have another order
+        (False, [0.4], [0.2], None),  # one channel
+    ],
+)
+def test_other_pixel_statistics(tiny_config, tmp_path, caplog, bgr, mean, std, expected):
+    """Classifiers of timm have the statistics that timm lists; the default's are Caffe's."""
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "w.pth")
+    read_weights(tiny_config(
+        "MODEL.WEIGHT", str(tmp_path / "w.pth"), "MODEL.BACKBONE.CONV_BODY", "timm/test_resnet-FPN",
+        "INPUT.TO_BGR255", bgr, "INPUT.PIXEL_MEAN", mean, "INPUT.PIXEL_STD", std,
+    ))  # fmt: skip
+    advice = "INPUT.TO_BGR255 False INPUT.PIXEL_MEAN {} INPUT.PIXEL_STD {}"
+    warned = [record.message for record in caplog.records if "other pixel values" in record.message]
+    assert len(warned) == bool(expected)
+    assert not expected or advice.format(*expected) in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tf_efficientnet_lite1", HALVES),
+        ("resnet18.a1_in1k", IMAGENET),
+        ("vit_base_patch16_224.augreg_in21k", HALVES),
+        ("vit_base_patch16_224.mae", IMAGENET),
+        ("unknown", None),
+        ("resnet18.unknown", None),
+    ],
+)
+def test_pixel_statistics_of_names(name, expected):
+    assert timm_pixels(name) == expected
 
 
 def test_damaged_safetensors_file(tmp_path):
