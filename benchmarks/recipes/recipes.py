@@ -154,7 +154,7 @@ RECIPES: dict[str, Recipe] = {
         lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 1},
     ),
     "norms_trained": Recipe(
-        "trained batch norm in the backbone", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": False}
+        "trained batch norm in the backbone", lambda cfg: {"MODEL.RESNETS.NORM": "BN"}
     ),
     "stages_frozen": Recipe(
         "first two backbone stages frozen",

@@ -43,7 +43,8 @@ def unused_sections(cfg: CfgNode) -> tuple[str, ...]:
         "MODEL.ROI_KEYPOINT_HEAD.": model.KEYPOINT_ON,
         "MODEL.RETINANET.": retinanet,
         "MODEL.RESNETS.STRIDE": model.BACKBONE.CONV_BODY.startswith("R-"),
-        "MODEL.RESNETS.BN": model.RESNETS.NORM in ("BN", "SyncBN"),
+        "MODEL.RESNETS.BN": model.RESNETS.NORM in ("BN", "SyncBN")
+        and not model.BACKBONE.CONV_BODY.startswith("timm/"),
     }
     return tuple(part for part, used in parts.items() if not used)
 

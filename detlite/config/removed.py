@@ -79,6 +79,7 @@ KEYS: dict[str, tuple[Any, str]] = {
             ("KPTS_HEAD_LAST_SCALE", 0.0),
         )
     },
+    "MODEL.TIMM.FROZEN_NORM": (True, "set MODEL.RESNETS.NORM BN to train the batch norm of timm"),
     "DATASETS.TRAIN_SHARES": ((), "train on one COCO file that contains images more than once"),
     "DATASETS.UNLABELED": (
         "",

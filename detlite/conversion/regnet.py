@@ -60,7 +60,8 @@ def regnet_config(state: StateDict, ending: str) -> ConfigValues:
             f"the backbone is a RegNet with stages of {list(widths)} channels, which is none of "
             f"timm's {', '.join(REGNETS)}"
         )
+    is_trained = f"{TIMM_PREFIX}stem.bn.num_batches_tracked" in state
     return {
         "MODEL.BACKBONE.CONV_BODY": f"timm/{name}-{ending}",
-        "MODEL.TIMM.FROZEN_NORM": f"{TIMM_PREFIX}stem.bn.num_batches_tracked" not in state,
+        "MODEL.RESNETS.NORM": "BN" if is_trained else "FrozenBN",
     }

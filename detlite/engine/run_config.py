@@ -124,15 +124,11 @@ def resolve_frozen_norms(cfg: CfgNode, resumed: Mapping[str, Any] | None = None)
     stored = resumed if resumed and limit > 0 else {}
     cfg = cfg.clone()
     cfg.defrost()
-    resnets, timm, freeze = cfg.MODEL.RESNETS, cfg.MODEL.TIMM, False
+    resnets, freeze = cfg.MODEL.RESNETS, False
     in_all = cfg.SOLVER.IMS_PER_BATCH // cfg.SOLVER.ACCUMULATION_STEPS
     images = {"BN": in_all // world_size(), "SyncBN": in_all}
     if stored:
         resnets.NORM = stored.get("MODEL.RESNETS.NORM", resnets.NORM)
-        timm.FROZEN_NORM = stored.get("MODEL.TIMM.FROZEN_NORM", timm.FROZEN_NORM)
-    elif cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/"):
-        freeze = not timm.FROZEN_NORM and images["BN"] < limit
-        timm.FROZEN_NORM |= freeze
     elif images.get(resnets.NORM, limit) < limit:
         resnets.NORM, freeze = "FrozenBN", True
     cfg.freeze()

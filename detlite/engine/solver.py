@@ -69,10 +69,11 @@ def warn_of_frozen_norms(cfg: CfgNode, model: nn.Module) -> None:
     if cfg.MODEL.WEIGHT or not any(isinstance(m, FrozenBatchNorm2d) for m in model.modules()):
         return
     timm = cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/")
-    key = "MODEL.TIMM.FROZEN_NORM False" if timm else "MODEL.RESNETS.NORM BN or GN"
+    norms = "BN" if timm else "BN or GN"
     logger.warning(
         "batch norm is frozen, but MODEL.WEIGHT is empty: a backbone with random weights "
-        "hardly trains without batch statistics. Set %s to train from scratch", key
+        "hardly trains without batch statistics. Set MODEL.RESNETS.NORM %s to train from scratch",
+        norms,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from .backbone.fpn import FPN
 from .boxes.box_coder import BoxCoder
 from .boxes.losses import BOX_LOSSES, BoxLoss, build_box_loss, generalized_iou
 from .boxes.matcher import BACKGROUND, IGNORE, Matcher
-from .boxes.sampler import ProposalSampler, Sampler, build_proposal_sampler
+from .boxes.sampler import SAMPLERS, ProposalSampler, Sampler, build_proposal_sampler
 from .boxes.suppression import Suppression
 from .build import META_ARCHITECTURES, build_model
 from .detection_model import DetectionModel
@@ -49,7 +49,7 @@ from .rpn.rpn import RPN, build_rpn
 __all__ = [
     "BACKBONES", "BACKGROUND", "BODIES", "BOX_EXTRACTORS", "BOX_LOSSES", "BOX_PREDICTORS",
     "FPN", "IGNORE", "KEYPOINT_EXTRACTORS", "KEYPOINT_PREDICTORS", "MASK_EXTRACTORS",
-    "MASK_PREDICTORS", "META_ARCHITECTURES", "NECKS", "POOLERS", "RPN", "RPN_HEADS",
+    "MASK_PREDICTORS", "META_ARCHITECTURES", "NECKS", "POOLERS", "RPN", "RPN_HEADS", "SAMPLERS",
     "AnchorGenerator", "Backbone", "BoxCoder", "BoxHead", "BoxLoss", "BoxPredictor",
     "ConvFeatureExtractor", "DetectionModel", "Extractor", "FPN2MLPFeatureExtractor",
     "GeneralizedRCNN", "Matcher", "Normalizer", "Pooler", "Postprocess", "ProposalNetwork",

@@ -29,7 +29,7 @@ def test_channels_equal_those_of_timm(name):
 def test_config_of_a_regnet(name, backbone, frozen, norm):
     config = yaml.safe_load(convert(state_dict(f"detectron2, {name}"), "detectron2").config)
     assert config["MODEL.BACKBONE.CONV_BODY"] == backbone
-    assert config["MODEL.TIMM.FROZEN_NORM"] is frozen
+    assert config["MODEL.RESNETS.NORM"] == ("FrozenBN" if frozen else "BN")
     assert config["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
     assert config["MODEL.RPN.NUM_CONVS"] == (1 if frozen else 2)
     for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"):

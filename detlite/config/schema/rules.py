@@ -71,6 +71,12 @@ RULES: tuple[tuple[Callable[[CfgNode], Any], str], ...] = (
         "pair or as many pairs",
     ),
     (
+        lambda cfg: (
+            cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/") and cfg.MODEL.RESNETS.NORM == "SyncBN"
+        ),
+        "MODEL.RESNETS.NORM is SyncBN, which timm models do not have: set it to BN or FrozenBN",
+    ),
+    (
         _needs_roi_heads,
         "{} need RoI heads, which a {MODEL.META_ARCHITECTURE} does not have: remove them from the "
         "config",

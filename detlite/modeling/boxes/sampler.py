@@ -4,16 +4,20 @@ Shapes: B images; N candidates, P proposals, G ground truths and S samples per i
 samples may be foreground. Nothing here waits for the device, unless shapes are dynamic.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.registry import Registry
 from detlite.structures.instances import GroundTruth, Proposals, Samples
 from detlite.structures.padding import gather, padded_length
 
 from .matcher import BACKGROUND, IGNORE, Matcher
+
+SAMPLERS: Registry[Callable[[CfgNode], "ProposalSampler"]] = Registry("sampler")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,12 @@ def label_samples(boxes: Tensor, matched: Tensor, valid: Tensor, truth: GroundTr
 
 
 def build_proposal_sampler(cfg: CfgNode) -> ProposalSampler:
-    """Build the sampler of MODEL.ROI_HEADS."""
+    """Build the sampler of MODEL.ROI_HEADS.SAMPLER."""
+    return SAMPLERS.get(cfg.MODEL.ROI_HEADS.SAMPLER, "MODEL.ROI_HEADS.SAMPLER")(cfg)
+
+
+@SAMPLERS.register("random")
+def _build_random(cfg: CfgNode) -> ProposalSampler:
     heads = cfg.MODEL.ROI_HEADS
     matcher = Matcher(heads.FG_IOU_THRESHOLD, heads.BG_IOU_THRESHOLD)
     return ProposalSampler(heads.BATCH_SIZE_PER_IMAGE, heads.POSITIVE_FRACTION, matcher)

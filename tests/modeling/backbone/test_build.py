@@ -43,7 +43,7 @@ def test_leading_parts_are_frozen(tiny_config, name, freeze_at):
         pytest.importorskip("timm", reason="timm is not installed")
     bodies = []
     for number in (0, freeze_at):
-        opts = ["MODEL.RESNETS.NORM", "BN", "MODEL.TIMM.FROZEN_NORM", False,
+        opts = ["MODEL.RESNETS.NORM", "BN",
                 "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", number]  # fmt: skip
         with torch.device("meta"):
             bodies.append(build_backbone(tiny_config("MODEL.BACKBONE.CONV_BODY", name, *opts)).body)
@@ -111,9 +111,9 @@ DEFORMABLE = ("MODEL.RESNETS.STAGE_WITH_DCN", (False, False, False, True))
         (timm_model("beit_base_patch16_224-SFP"), "timm's beit_base_patch16_224 is not"),
         (timm_model("no_such_model-SFP"), "timm .* has no model 'no_such_model'"),
         (
-            timm_model("test_resnet-FPN", *CHECKPOINTS, "MODEL.TIMM.FROZEN_NORM", False),
+            timm_model("test_resnet-FPN", *CHECKPOINTS, "MODEL.RESNETS.NORM", "BN"),
             "CHECKPOINT_ACTIVATIONS: timm's test_resnet has batch norm"
-            r".*MODEL\.TIMM\.FROZEN_NORM to True",
+            r".*MODEL\.RESNETS\.NORM to FrozenBN",
         ),
         (
             timm_model("hrnet_w18_small-FPN", *CHECKPOINTS),

@@ -22,7 +22,7 @@ def _build_timm(cfg: CfgNode, strides: Sequence[int]) -> TimmBackbone | TimmViT:
         name,
         strides,
         node.FREEZE_CONV_BODY_AT,
-        cfg.MODEL.TIMM.FROZEN_NORM,
+        cfg.MODEL.RESNETS.NORM != "BN",
         node.CHECKPOINT_ACTIVATIONS,
         cfg.MODEL.VIT.DROP_PATH,
     )

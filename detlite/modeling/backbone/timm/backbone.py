@@ -161,7 +161,7 @@ def _checkpoint(net: Any, name: str) -> None:
     if uses_batch_statistics(net):
         raise ValueError(
             f"{key}: timm's {name} has batch norm, which would count every batch twice: set "
-            "MODEL.TIMM.FROZEN_NORM to True, or this key to False"
+            "MODEL.RESNETS.NORM to FrozenBN, or this key to False"
         )
     try:
         net.set_grad_checkpointing()
