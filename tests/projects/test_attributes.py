@@ -25,6 +25,20 @@ SMALL = {
 NAMES = {"large", "wide", "tall", "thin"}
 
 
+def test_losses_of_a_batch(repo_root):
+    """Train the head on an image with an object and one without."""
+    file = repo_root / "projects" / "attributes" / "attributes.yaml"
+    model = detlite.build_model(detlite.load_config(file, [*sum(SMALL.items(), ())])).train()
+    boxes, masks = torch.tensor([[4.0, 6, 30, 40]]), torch.ones(1, 64, 96, dtype=torch.bool)
+    target = {"boxes": boxes, "labels": torch.ones(1, dtype=torch.int64), "masks": masks}
+    target["attributes"] = torch.tensor([[1.0, 0, 1, 0]])
+    targets = [target, {name: value[:0] for name, value in target.items()}]
+    losses = model([torch.rand(3, 64, 96) for _ in targets], targets)
+    assert 0 < losses["loss_attributes"] < 2
+    losses["loss_attributes"].backward()
+    assert all(p.grad is not None for p in model.roi_heads.attributes.parameters())
+
+
 @pytest.mark.slow
 def test_attributes_are_trained_measured_and_predicted(repo_root, tmp_path):
     folder = repo_root / "projects" / "attributes"
