@@ -76,7 +76,8 @@ def log_assumptions(cfg: CfgNode, checkpoint: Checkpoint, opts: Sequence[Any] = 
 def warn_of_other_pixels(cfg: CfgNode, checkpoint: Checkpoint) -> None:
     """Warn if the config normalizes pixels otherwise than a classifier of timm was trained."""
     pixels, name = cfg.INPUT, split_name(cfg.MODEL.BACKBONE.CONV_BODY)[0]
-    if not (checkpoint.timm_backbone and name.startswith("timm/") and len(pixels.PIXEL_MEAN) == 3):
+    is_classifier = checkpoint.timm_backbone or checkpoint.backbone_only
+    if not (is_classifier and name.startswith("timm/") and len(pixels.PIXEL_MEAN) == 3):
         return  # the values of other channels are not known
     if cfg.MODEL.WEIGHT.startswith("timm://"):  # its tag may have other values than the model
         name = cfg.MODEL.WEIGHT.replace("timm://", "timm/")
@@ -86,7 +87,7 @@ def warn_of_other_pixels(cfg: CfgNode, checkpoint: Checkpoint) -> None:
     given = zip((*pixels.PIXEL_MEAN, *pixels.PIXEL_STD), (*expected[0], *expected[1]), strict=True)
     if pixels.TO_BGR255 or any(abs(a - b) > _PIXEL_TOLERANCE for a, b in given):
         logger.warning(
-            "%s: timm trained these weights with other pixel values than the config's, so AP is "
+            "%s: timm lists other pixel values for these weights than the config has, so AP is "
             "lower: set INPUT.TO_BGR255 False INPUT.PIXEL_MEAN %s INPUT.PIXEL_STD %s",
             checkpoint.path, *expected,
         )  # fmt: skip
