@@ -88,7 +88,7 @@ def test_windows_attend_to_their_patches_and_prefix_tokens():
 @pytest.mark.parametrize("name", [NAME, ROPE])
 def test_images_are_padded_to_two_patches(name):
     backbone = TimmViT(name, ViTOptions(window=3)).eval()
-    assert backbone(torch.randn(1, 3, 45, 70))[0].shape == (1, backbone.channels, 4, 6)
+    assert backbone(torch.randn(1, 3, 45, 70))[0].shape == (1, *backbone.channels, 4, 6)
 
 
 @pytest.mark.parametrize("name", [NAME, "test_vit2", ROPE])
@@ -163,7 +163,7 @@ def test_everything_is_computed_on_the_device(name):
                     own[key] = nn.Parameter(fake) if isinstance(value, nn.Parameter) else fake
         (result,) = backbone(torch.randn(2, 3, 96, 64, device="cuda"))
         assert result.device.type == "cuda"
-        assert result.shape == (2, backbone.channels, 6, 4)
+        assert result.shape == (2, *backbone.channels, 6, 4)
 
 
 def test_optimized_backbone_is_the_same(tiny_config):
