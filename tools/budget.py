@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 APPS = "detlite.apps"
 
 LIMITS = {
-    "lines of code": 30_200,
-    "lines of code of the core": 20_500,
+    "lines of code": 31_610,
+    "lines of code of the core": 21_370,
     "imports of own modules in functions of the core": 5,
     "imports of own modules for types only": 10,
     "circles of modules": 0,
-    "lines of code that engine.trainer needs": 16_400,
-    "lines of tests": 51_900,
+    "lines of code that engine.trainer needs": 17_150,
+    "lines of tests": 53_820,
     "lines of benchmark programs": 3_500,
     "config keys": 225,
 }

@@ -85,7 +85,9 @@ def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> l
         kind, annotations, folder = locate_dataset(cfg, name)
         train = name in datasets.TRAIN
         options = replace(_options(cfg, cfg.DATASETS.BACKGROUND_IMAGES), train=train)
-        inspection = inspect_dataset(annotations, folder, options, options.masks, kind)
+        inspection = inspect_dataset(
+            annotations, folder, options, options.masks, kind, allow_empty=options.background
+        )
         inspections.append(inspection)
         if (table := inspection.table) is not None:
             inspection.findings += config_findings(cfg, table, inspection.selection, train)
@@ -134,6 +136,7 @@ def inspect_dataset(
     masks: bool | None = None,
     kind: str = "coco",
     measure: bool = False,
+    allow_empty: bool = False,
 ) -> Inspection:
     """Read an annotation file and all of its images, and collect their defects.
 
@@ -142,6 +145,7 @@ def inspect_dataset(
         options: without `background`, images without annotations are reported.
         masks: True if every annotation must have a segmentation; None: if most of them have one.
         measure: read images of many bits or channels as `detlite init` would choose.
+        allow_empty: a training set may have no objects, as one of several.
     """
     result, refused = Inspection(annotations, folder), not options.skip_bad
     with local_copy(annotations) as file:
@@ -183,7 +187,8 @@ def inspect_dataset(
     result.findings += image_findings
     if not result.refused:  # the loader may still refuse the whole
         try:
-            CocoDataset(annotations, folder, replace(options, masks=masks), kind=kind)
+            strict = replace(options, masks=masks, background=options.background and allow_empty)
+            CocoDataset(annotations, folder, strict, kind=kind)
         except DataError as error:
             result.defects.append(Defect("file", annotations.name, str(error), True))
     return result
