@@ -138,19 +138,19 @@ def _import_file(file: Path) -> str:
     The name contains a digest of the content. Copies of a file, such as the one in the folder of a
     run, are therefore the same module, and a changed file is loaded again.
     """
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    name = f"{EXTENSION_MODULE}{file.name}@{digest}"
+    content = file.read_bytes()
+    name = f"{EXTENSION_MODULE}{file.name}@{hashlib.sha256(content).hexdigest()[:16]}"
     if name in sys.modules and _newest.get(file.name) == name:
         return name
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Added before it runs, as for any import: dataclasses look up their module.
     sys.modules[name] = module
     _DECLARED.pop(name, None)
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: Python's stored bytecode may be of a file of the same second and size.
+        exec(compile(content, file, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         _DECLARED.pop(name, None)

@@ -176,7 +176,7 @@ class ScoreThreshold:
 
 @dataclass(frozen=True, eq=False)
 class MatchedResults:
-    """What the engine computes from results."""
+    """Precision and recall of results, and their best score threshold."""
 
     tables: PrecisionRecall
     threshold: ScoreThreshold | None  # with the highest F1; None without true positives

@@ -43,7 +43,7 @@ _LVIS_LISTS = ("neg_category_ids", "not_exhaustive_category_ids")
 
 @dataclass(frozen=True)
 class Measures:
-    """What is measured."""
+    """Object areas, IoUs and numbers of detections for which metrics are computed."""
 
     areas: dict[str, tuple[float, float]]  # A ranges of object areas in square pixels
     limits: Sequence[int]  # detections per image and category at which recall is measured

@@ -92,7 +92,7 @@ class _Argument:
 
 
 class _Callable:
-    """What a pickle may call: a method of `_Unpickler`."""
+    """A function that a pickle may call: a method of `_Unpickler`."""
 
     __slots__ = ("build",)
 

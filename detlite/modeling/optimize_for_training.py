@@ -123,7 +123,11 @@ class FoldedConvBN2d(CPUConv2d):
         return self._conv_forward(x, self.weight * scale[:, None, None, None], bias)
 
     def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Return those of the norm, computed only if it changed: a fifth of a step's kernels."""
+        """Return those of the norm, computed again only if one of its buffers was changed.
+
+        They would be a fifth of the kernels of a training step. A change through `buffer.data` is
+        not noticed, because torch does not count it.
+        """
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return self.norm.scale_and_shift()
         now = [(buffer, buffer._version) for buffer in self.norm.buffers()]

@@ -273,6 +273,15 @@ def test_detectors_carry_fields(tiny_config, make, name):
 
 
 @both_models
+def test_tables_contain_fields(tiny_config, make):
+    pytest.importorskip("pandas")
+    model = make(tiny_config).eval()
+    model.categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
+    prediction = Predictor(model, 64, 1000)(torch.zeros(3, *IMAGE, dtype=torch.uint8))
+    assert prediction.to_pandas()["code"].tolist() == prediction["names"]
+
+
+@both_models
 def test_predictions_and_results_contain_fields(tiny_config, make):
     model = make(tiny_config).eval()
     model.categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
@@ -286,7 +295,6 @@ def test_predictions_and_results_contain_fields(tiny_config, make):
     )
     rows = coco_objects(5, prediction, 0.5)
     assert [row["code"] for row in rows] == prediction["names"]
-    assert prediction.to_pandas()["code"].tolist() == prediction["names"]
     with torch.no_grad():
         (found,) = model.detect([image])
     sizes = IMAGE, (40, 60)

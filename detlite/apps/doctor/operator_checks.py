@@ -30,10 +30,12 @@ def operator_errors(device: str) -> dict[str, str]:
 
 def print_checks(device: str) -> int:
     """Print the result of each operator on a device; return the number of wrong ones."""
-    errors = operator_errors(device)
-    print(f"\noperators on {device}{'' if ops.has_kernels(device) else ' (fallbacks)'}")
+    errors, has_kernels = operator_errors(device), ops.has_kernels(device)
+    print(f"\noperators on {device}{'' if has_kernels else ' (fallbacks)'}")
+    # On the CPU, fallbacks are what the check compares with.
+    passed = "correct" if has_kernels or device != "cpu" else "runs"
     for operator, error in errors.items():
-        print(f"  {operator:22} {error or 'correct'}")
+        print(f"  {operator:22} {error or passed}")
     return sum(map(bool, errors.values()))
 
 

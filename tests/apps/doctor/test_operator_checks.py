@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite import ops
-from detlite.apps.doctor.operator_checks import operator_errors
+from detlite.apps.doctor.operator_checks import operator_errors, print_checks
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -42,3 +42,12 @@ def test_wrong_results_and_failures_are_detected(monkeypatch):
         "sigmoid_focal_loss"
     }
     assert errors["sigmoid_focal_loss"] == "Could not run 'detlite::x' with arguments from ..."
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_fallbacks_are_not_called_correct(has_kernels, monkeypatch, capsys):
+    """On a CPU without kernels, each operator is compared with itself."""
+    monkeypatch.setattr(ops, "has_kernels", lambda device: has_kernels)
+    assert print_checks("cpu") == 0
+    lines = capsys.readouterr().out.strip().splitlines()[1:]
+    assert {line.split()[1] for line in lines} == {"correct" if has_kernels else "runs"}

@@ -3,8 +3,13 @@
 import asyncio
 from typing import Any
 
-from detlite.apps.serve.batching import Batcher
+import pytest
+
 from detlite.inference.predictor import Predictor
+
+pytest.importorskip("prometheus_client")
+
+from detlite.apps.serve.batching import Batcher
 
 
 def predict_all(predictor: Predictor, max_batch: int, images: list[bytes]) -> list[tuple[int, int]]:

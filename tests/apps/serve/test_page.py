@@ -13,7 +13,6 @@ import pytest
 
 from detlite.inference.predictor import Predictor
 from detlite.structures.masks.formats import encode_bitmap
-from tests.apps.serve.clients import serving
 
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
@@ -22,6 +21,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 
 from detlite.apps.serve.app import build_app  # noqa: E402
 from detlite.apps.serve.requests import Limits  # noqa: E402
+from tests.apps.serve.clients import serving  # noqa: E402
 
 expect = playwright.expect
 

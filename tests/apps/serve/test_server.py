@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from yacs.config import CfgNode
 
-from tests.apps.serve.clients import noise_jpeg, post, run_clients, serving, start_server
 from tests.builders import write_weights
 
 pytest.importorskip("hypercorn")
@@ -22,6 +21,7 @@ pytest.importorskip("prometheus_client")
 from detlite.apps.serve import server
 from detlite.apps.serve.app import build_app
 from detlite.apps.serve.requests import Limits
+from tests.apps.serve.clients import noise_jpeg, post, run_clients, serving, start_server
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SLOW_BODY = (
