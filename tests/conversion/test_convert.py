@@ -191,6 +191,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize(
     "name", ["detectron2, FPN", "maskrcnn-benchmark, FPN", "torchvision, RetinaNet", "caffe2, FPN"]

@@ -54,6 +54,7 @@ def models(request, recipe):
     return request.param, reference, predictor_of(reference, opts)
 
 
+@pytest.mark.slow
 def test_detections_end_to_end(models, recipe):
     name, reference, predictor = models
     reference.transform.min_size = (115,)  # a fractional scale factor

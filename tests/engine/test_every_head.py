@@ -59,6 +59,7 @@ def skip_without_optimizer(opts: list[Any]) -> None:
         pytest.importorskip("schedulefree")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("opts", "c4"),
     [

@@ -128,6 +128,7 @@ def reads_of(plates_config, monkeypatch):
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("opts", "c4"),
     [
@@ -152,6 +153,7 @@ def test_steps_read_values_only_to_log_and_save(reads_of, opts, c4):
     assert next(operator for iteration, operator in reads if iteration == 4) == "tolist"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("opts", "reads_foreground"),
     [([], True), (["DTYPE", "float16", "MODEL.MASK_ON", False], False)],

@@ -94,6 +94,7 @@ def check_reading(data: bytes, images: Path, train: bool, keypoints: bool, skip:
 _flags = st.booleans()
 
 
+@pytest.mark.slow
 @given(content=mutated(VALID), train=_flags, keypoints=_flags, skip=_flags)
 def test_annotation_files(content, train, keypoints, skip, images, bounded):
     with bounded():

@@ -74,7 +74,8 @@ def test_devices_without_torchvision_kernels_use_the_cpu():
     assert dispatch._runs("any", "privateuseone")
 
 
-@pytest.mark.parametrize("seeds", [range(80), pytest.param(range(80, 300), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(80), range(80, 300)])
 def test_random_inputs_agree_with_the_kernels(seeds):
     """Maps and masks of any form, boxes anywhere, infinite and NaN, forward and backward."""
     others = [fuzz.suppression, fuzz.matching, fuzz.pasting, fuzz.keypoints, fuzz.focal_loss]

@@ -105,6 +105,7 @@ def test_gradients(device, layout):
         assert torch.autograd.gradgradcheck(operator, maps, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [*OPCHECK_LAYOUTS, "mixed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(device, layout, dtype):

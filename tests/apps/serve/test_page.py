@@ -155,6 +155,7 @@ def test_stopped_server(page, server, image_file):
     assert "The server does not respond" in page.inner_text("#problem")
 
 
+@pytest.mark.slow
 def test_second_image_replaces_a_pending_one(page, predictor, image_file):
     predictor.model.gate.clear()
     choose(page, "first.png", "image/png", image_file(60, 120))

@@ -33,6 +33,7 @@ def read(tmp_path):
     return write_and_read
 
 
+@pytest.mark.slow
 @given(content=DOCUMENTS, indent=st.sampled_from([None, 1]), ascii_only=st.booleans())
 def test_any_document(content, indent, ascii_only, tmp_path_factory):
     file = tmp_path_factory.mktemp("any") / "annotations.json"
