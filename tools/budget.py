@@ -23,7 +23,7 @@ LIMITS = {
     "imports of own modules for types only": 10,
     "circles of modules": 0,
     "lines of code that engine.trainer needs": 17_150,
-    "lines of tests": 53_860,
+    "lines of tests": 53_870,
     "lines of benchmark programs": 3_500,
     "config keys": 225,
 }

@@ -107,6 +107,7 @@ def test_classifier_of_another_depth(tiny_config, tmp_path):
         load_weights(build_model(tiny_config()), read_checkpoint(tmp_path / "w.pth"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "spec"),
     [

@@ -42,6 +42,7 @@ def level_by_level(pool, maps, rois):
     return torch.cat(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("sampling_ratio", "aligned"), [(2, False), (0, True)])

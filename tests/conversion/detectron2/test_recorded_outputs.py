@@ -36,6 +36,7 @@ def exact(monkeypatch):
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("exact")
 def test_detections_equal_the_recorded_outputs(name, tmp_path):

@@ -100,6 +100,7 @@ def vit(name, on):
     return ViT(16, 3, 2, 64, ViTOptions(2, 1, 0.5, checkpoint_activations=on))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "name", "side", "part"),
     [

@@ -36,6 +36,7 @@ PARTS: dict[str, list[tuple[str, ...]]] = {
 WITHOUT_BATCH_NORM = ("ViT-T-SFP", "timm/test_convnext-FPN", "timm/test_vit-SFP")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("freeze_at", range(6))
 def test_leading_parts_are_frozen(tiny_config, name, freeze_at):

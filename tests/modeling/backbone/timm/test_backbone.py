@@ -150,6 +150,7 @@ def test_images_are_padded_to_windows(timm, name, multiple):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["test_coatnet", "gcvit_xxtiny", "hiera_tiny_224", "coat_tiny", "mvitv2_tiny",
              pytest.param("efficientformerv2_s0", marks=pytest.mark.slow),

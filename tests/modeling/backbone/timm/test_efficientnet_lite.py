@@ -39,6 +39,7 @@ def backbones(monkeypatch, name):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strides", "frozen_norm"),
     [((4, 8, 16, 32), True), ((4, 8, 16, 32), False), ((8, 16, 32), True), ((16,), False)],
@@ -57,6 +58,7 @@ def test_maps_and_gradients_equal_those_of_timm(backbones, strides, frozen_norm)
         assert value.grad.equal(gradients[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze_at", [0, 1, 2, 3, 5])
 def test_the_same_parts_are_frozen_and_layers_grouped(backbones, freeze_at):
     own, reference = backbones((4, 8, 16, 32), freeze_at)
