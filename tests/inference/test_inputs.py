@@ -4,6 +4,7 @@ import base64
 import io
 import os
 import zipfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.apps.batch_predict.input_names import expand_pages, list_inputs
+from detlite.apps.batch_predict import input_names
 from detlite.apps.prediction_files.writer import file_stem
 from detlite.data import DataError
 from detlite.data.images.pixels import DEFAULT_OPTIONS
 from detlite.inference import prediction
 from detlite.inference.inputs import expand_input, is_video_name, split_page
+
+
+def list_inputs(inputs: Sequence[str], exclude: Sequence[Path] = ()) -> list[str]:
+    return [*input_names.list_inputs(inputs, DEFAULT_OPTIONS, exclude)]
 
 
 @pytest.fixture
@@ -225,7 +230,7 @@ def paged(tmp_path: Path) -> list[str]:
 
 
 def test_each_page_of_a_file_is_an_image(paged):
-    names = expand_pages([*paged, "https://host.example/a.tif"], DEFAULT_OPTIONS)
+    names = list_inputs([*paged, "https://host.example/a.tif"])
     expected = [f"{name}#page={page}" for name in paged[:4] for page in (1, 2, 3)]
     assert names == [*expected, *paged[4:], "https://host.example/a.tif"]
     assert split_page(names[1]) == (paged[0], 2)
@@ -235,7 +240,7 @@ def test_each_page_of_a_file_is_an_image(paged):
 
 
 def test_pages_are_read(paged):
-    names = expand_pages(paged[:5], DEFAULT_OPTIONS)
+    names = list_inputs(paged[:5])
     images = [prediction.load_image(name, DEFAULT_OPTIONS) for name in names]
     assert [int(image[0, 0, 0]) for image in images] == [10, 20, 30] * 4 + [10]
     with pytest.raises(DataError, match="3 pages"):

@@ -1,23 +1,16 @@
-"""Load a predictor and detect objects in images that are named by paths and URLs."""
+"""Load a predictor, and convert its predictions to COCO results."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from detlite.apps.export.exported_detector import SUFFIXES
-from detlite.apps.prediction_files.measures import add_measures
 from detlite.apps.prediction_files.writer import Entry
 from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
-from detlite.files.errors import DataError
-from detlite.inference.inputs import split_page
 from detlite.inference.predictor import Prediction, Predictor, Threshold
 from detlite.structures.masks.rotated_box import area, rotated_box
-
-from .prediction_pipeline import predict_stream
 
 # The config keys that can be changed in an exported model.
 _CHANGEABLE_KEYS = (
@@ -70,50 +63,6 @@ def load_predictor(
     return predictor
 
 
-def predict_images(
-    predictor: Predictor,
-    images: Sequence[str],
-    ids: Sequence[int],
-    batch_size: int = 1,
-    threads: int = 2,
-    save: Callable[[Entry, Tensor, Prediction], None] | None = None,
-    measured: bool = False,
-) -> Iterator[Entry]:
-    """Yield an entry for each path or URL, in order, see `prediction_files.writer`.
-
-    `save` is called with the entry of an image, the image uint8 [C, H, W] and its prediction, in
-    any thread and order. With `measured`, the objects have `measures`.
-    """
-
-    def finish(index: int, image: Tensor, prediction: Prediction) -> Entry:
-        info = _image_info(ids[index], images[index])
-        entry = make_entry(predictor, info, image, prediction, measured)
-        if save is not None:
-            save(entry, image, prediction)
-        return entry
-
-    stream = predict_stream(predictor, images, finish, batch_size, threads)
-    for image_id, name, entry in zip(ids, images, stream, strict=True):
-        if isinstance(entry, DataError):
-            entry = {"image": _image_info(image_id, name), "problem": str(entry)}
-        yield entry
-
-
-def make_entry(
-    predictor: Predictor,
-    info: Entry,
-    image: Tensor,
-    prediction: Prediction,
-    measured: bool = False,
-) -> Entry:
-    """Return the entry of an image uint8 [C, H, W], with `info` about it, and its prediction."""
-    objects = coco_objects(info["id"], prediction, predictor.model.convention.keypoint_center)
-    if measured:
-        add_measures(objects, image.numpy())
-    _, height, width = image.shape
-    return {"image": {**info, "height": height, "width": width}, "objects": objects}
-
-
 def coco_objects(
     image_id: int, prediction: Prediction, keypoint_center: float, count: int | None = None
 ) -> list[Entry]:
@@ -132,8 +81,3 @@ def coco_objects(
         if mask := row.get("segmentation"):
             row.update(area=area(mask), rotated_box=rotated_box(mask))
     return objects
-
-
-def _image_info(image_id: int, name: str) -> Entry:
-    file, page = split_page(name)
-    return {"id": image_id, "file_name": file, **({} if page is None else {"page": page})}

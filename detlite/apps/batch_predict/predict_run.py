@@ -20,8 +20,8 @@ from detlite.inference.predictor import Predictor
 from detlite.threads import limit_threads
 
 from .image_files import FOLDERS, ImageFiles
-from .input_names import expand_pages, list_inputs
-from .predict_images import load_predictor, predict_images
+from .input_names import list_inputs
+from .predict_images import load_predictor
 from .ray import Predict, ray_entries
 from .resumable_run import ResumableRun, Totals, remove_results
 from .video import predict_video
@@ -47,8 +47,8 @@ def predict(options: Namespace) -> Totals:
     # With workers, this process only writes what they predict.
     predictor = _load(options, ["MODEL.DEVICE", "cpu"] if options.workers else [])
     # Listed after the config, whose IMPORTS may register readers of other image formats.
-    names = list_inputs(options.inputs, [options.output / name for name in FOLDERS])
-    names = expand_pages(names, predictor.image_options)
+    exclude = [options.output / name for name in FOLDERS]
+    names = [*list_inputs(options.inputs, predictor.image_options, exclude)]
     with_videos = any(map(is_video_name, names))
     if options.track and not with_videos:
         raise ConfigError("--track follows objects through a video, but --input names no video")
@@ -103,7 +103,7 @@ def _predict_all(
                     start = partial(_start_worker, options)
                     add(ray_entries(start, images, ids, options.workers))
                 else:
-                    add(_predictions(files, images, ids))
+                    add(files.predict(images, ids))
                 continue
             for name in group:
                 frames = predict_video(files, name, run.finished + 1)
@@ -116,14 +116,6 @@ def _predict_all(
                     frames.close()  # completes the drawn video
 
 
-def _predictions(files: ImageFiles, images: Sequence[str], ids: Sequence[int]) -> Iterator[Entry]:
-    options = files.options
-    return predict_images(
-        files.predictor, images, ids, options.batch_size, options.threads, files.save,
-        options.format == "measures",
-    )  # fmt: skip
-
-
 def _load(options: Namespace, overrides: Sequence[str] = ()) -> Predictor:
     opts = [*options.overrides, *overrides]
     return load_predictor(
@@ -133,7 +125,7 @@ def _load(options: Namespace, overrides: Sequence[str] = ()) -> Predictor:
 
 def _start_worker(options: Namespace) -> Predict:
     """Return a function that predicts images, in a process of Ray Data."""
-    return partial(_predictions, ImageFiles(options, _load(options)))
+    return ImageFiles(options, _load(options)).predict
 
 
 def _content_of(name: str) -> str:

@@ -15,7 +15,6 @@ from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.structures.instances import Detections
 
-P = TypeVar("P")
 T = TypeVar("T")
 Reading = tuple[int, Future[LoadedImage | DataError]]
 Batch = dict[int, LoadedImage]  # by index
@@ -23,11 +22,10 @@ Batch = dict[int, LoadedImage]  # by index
 
 def predict_stream(
     predictor: Predictor,
-    images: Iterable[P],
+    images: Iterable[Any],
     finish: Callable[[int, Tensor, Prediction], T],
     batch_size: int = 1,
     threads: int = 2,
-    load: Callable[[P], LoadedImage] | None = None,
 ) -> Iterator[T | DataError]:
     """Detect objects in a stream of images, with only a few of them in memory.
 
@@ -36,21 +34,19 @@ def predict_stream(
     the cores, so that the single-threaded parts of one leave no core idle.
 
     Args:
-        images: inputs of a Predictor or of `load`; may be endless.
+        images: inputs of a Predictor; may be endless.
         finish: called with the index of an image in `images`, the image uint8 [3, H, W] and its
             prediction, in any thread and order.
         batch_size: number of images of similar size to run together, among those already read.
         threads: number of threads that read and finish.
-        load: reads and resizes an image, in any thread; None: `predictor.load`.
 
     Yields:
         For each image, in order, the value of `finish`, or the DataError of an unreadable file.
     """
-    load_one: Callable[[Any], LoadedImage] = load or predictor.load
 
-    def read(image: P) -> LoadedImage | DataError:
+    def read(image: Any) -> LoadedImage | DataError:
         try:
-            return load_one(image)
+            return predictor.load(image)
         except DataError as error:
             return error
 

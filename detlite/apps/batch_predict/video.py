@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from detlite.apps.drawing.detections import draw_detections
 from detlite.apps.optional_packages import import_optional
 from detlite.apps.prediction_files.writer import Entry
 from detlite.config import ConfigError
@@ -28,7 +27,6 @@ from detlite.inference.inputs import is_any_url, is_camera
 from detlite.inference.predictor import Prediction
 
 from .image_files import ImageFiles
-from .predict_images import make_entry
 from .prediction_pipeline import predict_stream
 
 _EXTRA = "detlite[video]"  # installs PyAV and trackers
@@ -186,12 +184,12 @@ def predict_video(files: ImageFiles, name: str, first_id: int) -> Generator[Entr
     predictor, options = files.predictor, files.options
     waiting, problem, number = deque[Frame](), "", first_id
 
-    def read_frames(video: Video) -> Iterator[Frame]:
+    def read_frames(video: Video) -> Iterator[Tensor]:
         nonlocal problem
         try:
             for frame in video.frames():
                 waiting.append(frame)
-                yield frame
+                yield frame.image
         except DataError as error:  # the pipeline still has to finish the frames before it
             problem = str(error)
 
@@ -201,28 +199,20 @@ def predict_video(files: ImageFiles, name: str, first_id: int) -> Generator[Entr
             add_frame = None
             if drawn := files.drawn_video(name, first_id):
                 add_frame = stack.enter_context(video_writer(drawn, video.rate))
-            for result in predict_stream(
-                predictor, read_frames(video), lambda _, image, found: (image, found),
-                options.batch_size, options.threads, lambda frame: predictor.load(frame.image),
+            for prediction in predict_stream(
+                predictor, read_frames(video), lambda _, image, found: found,
+                options.batch_size, options.threads,
             ):  # fmt: skip
-                assert not isinstance(result, DataError)  # the frames are already decoded
-                (image, prediction), frame = result, waiting.popleft()
+                assert not isinstance(prediction, DataError)  # the frames are already decoded
+                frame = waiting.popleft()
+                if track is not None:
+                    prediction["track_ids"] = track(prediction)
+                if add_frame is not None:
+                    add_frame(files.draw(frame.image, prediction), frame.time, frame.aspect)
                 info = {"id": number, "file_name": name}
                 info |= {"frame": frame.number, "time": float(frame.time)}
-                measured = options.format == "measures"
-                entry = make_entry(predictor, info, image, prediction, measured)
-                if track is not None:
-                    ids = prediction["track_ids"] = track(prediction)
-                    for obj, track_id in zip(entry["objects"], ids, strict=True):
-                        obj["track_id"] = track_id
-                if add_frame is not None:
-                    sheet = draw_detections(
-                        image, prediction, predictor.categories, 0, tags=options.labels
-                    )
-                    add_frame(sheet, frame.time, frame.aspect)
-                files.save(entry, image, prediction)
                 number += 1
-                yield entry
+                yield files.entry(info, frame.image, prediction)
     except DataError as error:  # it cannot be opened
         problem = str(error)
     if problem:

@@ -6,9 +6,10 @@ keypoints. Parts of masks with holes are cut into polygons without holes.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
@@ -16,14 +17,13 @@ import numpy as np
 import yaml
 from pycocotools import mask as rle_codec
 
-from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
-from detlite.files.atomic_write import write_file
+from detlite.files.atomic_write import atomic_open, write_file
 from detlite.structures.keypoints import keypoint_names
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.object_fields import own_values
 
 from .outlines import outlines
-from .writer import FORMATS, Entry, PredictionWriter, file_stem
+from .writer import FORMATS, Entry, PredictionWriter, file_stem, write_list
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
 
@@ -52,15 +52,22 @@ class _LabelFiles(PredictionWriter):
 class CocoLabels(_LabelFiles):
     """Writes annotations.json, a COCO file, which CVAT reads as well."""
 
-    outputs: ClassVar[Mapping[str, str]] = {"annotations.json": '{"annotations": ['}
+    outputs = ("annotations.json",)
     has_fields = True
 
-    def add(self, entry: Entry) -> None:
-        rows = (
-            self._annotation(row, self.objects + number)
-            for number, row in enumerate(_objects(entry), start=1)
+    def write(self, entries: Iterable[Entry]) -> None:
+        rows = chain.from_iterable(map(self.objects, entries))
+        kept = ("id", "height", "width")
+        images = (
+            {**{key: entry["image"][key] for key in kept}, "file_name": entry["image"]["copy"]}
+            for entry in entries
         )
-        self.files[0].write_list(rows)
+        with atomic_open(self.folder / "annotations.json") as stream:
+            stream.write('{"annotations": ')
+            write_list(stream, (self._annotation(row, n) for n, row in enumerate(rows, start=1)))
+            stream.write(', "images": ')
+            write_list(stream, images)
+            stream.write(f', "categories": {json.dumps(list(self.model.categories))}}}\n')
 
     def _annotation(self, row: Entry, number: int) -> Entry:
         mask = row.get("segmentation")
@@ -78,14 +85,6 @@ class CocoLabels(_LabelFiles):
             annotation |= {"keypoints": visible, "num_keypoints": len(points) // 3}
         return annotation
 
-    def finish(self, images: Iterable[Entry]) -> None:
-        self.files[0].write('], "images": [')
-        kept = ("id", "height", "width")
-        rows = ({**{key: image[key] for key in kept}, "file_name": image["copy"]}
-                for image in images)  # fmt: skip
-        self.files[0].write_list(rows)
-        self.files[0].write(f'], "categories": {json.dumps(list(self.model.categories))}}}\n')
-
 
 @FORMATS.register("yolo")
 class YoloLabels(_LabelFiles):
@@ -95,15 +94,22 @@ class YoloLabels(_LabelFiles):
     keypoints if the model has any.
     """
 
-    def add(self, entry: Entry) -> None:
+    def write(self, entries: Iterable[Entry]) -> None:
         numbers = {row["id"]: number for number, row in enumerate(self.model.categories)}
-        size = entry["image"]["width"], entry["image"]["height"]
-        lines = []
-        for row in _objects(entry):
-            words = (f"{value:.6f}" for value in self._values(row, size))
-            lines.append(f"{numbers[row['category_id']]} {' '.join(words)}\n")
-        name = Path(entry["image"]["copy"]).with_suffix(".txt").as_posix()
-        self.write_text(f"labels/{name}", "".join(lines))
+        for entry in entries:
+            size = entry["image"]["width"], entry["image"]["height"]
+            lines = []
+            for row in self.objects(entry):
+                words = (f"{value:.6f}" for value in self._values(row, size))
+                lines.append(f"{numbers[row['category_id']]} {' '.join(words)}\n")
+            name = Path(entry["image"]["copy"]).with_suffix(".txt").as_posix()
+            self.write_text(f"labels/{name}", "".join(lines))
+        names = {number: row["name"] for number, row in enumerate(self.model.categories)}
+        # Relative to this file. Ultralytics requires `val`.
+        keys: dict[str, Any] = {"train": "images", "val": "images", "names": names}
+        if points := self.points:
+            keys |= {"kpt_shape": [len(points), 3], "kpt_names": dict.fromkeys(names, points)}
+        self.write_text("data.yaml", yaml.safe_dump(keys, allow_unicode=True))
 
     def _values(self, row: Entry, size: tuple[int, int]) -> list[float]:
         points = np.reshape(row.get("keypoints", ()), (-1, 3))
@@ -114,14 +120,6 @@ class YoloLabels(_LabelFiles):
         box = [(x + w / 2) / size[0], (y + h / 2) / size[1], w / size[0], h / size[1]]
         return [*box, *np.column_stack([xy, np.full(len(xy), 2)]).ravel().tolist()]
 
-    def finish(self, images: Iterable[Entry]) -> None:
-        names = {number: row["name"] for number, row in enumerate(self.model.categories)}
-        # Relative to this file. Ultralytics requires `val`.
-        keys: dict[str, Any] = {"train": "images", "val": "images", "names": names}
-        if points := self.points:
-            keys |= {"kpt_shape": [len(points), 3], "kpt_names": dict.fromkeys(names, points)}
-        self.write_text("data.yaml", yaml.safe_dump(keys, allow_unicode=True))
-
 
 @FORMATS.register("labelme")
 class LabelMeLabels(_LabelFiles):
@@ -131,9 +129,14 @@ class LabelMeLabels(_LabelFiles):
     description. The shapes of one object share a `group_id`.
     """
 
-    def add(self, entry: Entry) -> None:
-        image, shapes = entry["image"], list[Entry]()
-        for number, row in enumerate(_objects(entry)):
+    def write(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._write_image(entry["image"], self.objects(entry))
+        self.write_text("labels.txt", "".join(f"{row['name']}\n" for row in self.model.categories))
+
+    def _write_image(self, image: Entry, objects: Iterable[Entry]) -> None:
+        shapes: list[Entry] = []
+        for number, row in enumerate(objects):
             name = self.model.names[row["category_id"]]
             parts = [(name, "polygon", polygon) for polygon in _outlines(row)]
             parts = parts or [(name, "rectangle", _box(row)[::2])]
@@ -153,9 +156,6 @@ class LabelMeLabels(_LabelFiles):
         }  # fmt: skip
         self.write_text(f"images/{Path(image['copy']).with_suffix('.json')}", json.dumps(content))
 
-    def finish(self, images: Iterable[Entry]) -> None:
-        self.write_text("labels.txt", "".join(f"{row['name']}\n" for row in self.model.categories))
-
 
 @FORMATS.register("label-studio")
 class LabelStudioLabels(_LabelFiles):
@@ -165,13 +165,27 @@ class LabelStudioLabels(_LabelFiles):
     of an object have its first region as parent.
     """
 
-    outputs: ClassVar[Mapping[str, str]] = {"tasks.json": "["}
+    outputs = ("tasks.json",)
 
-    def add(self, entry: Entry) -> None:
-        image, regions = entry["image"], list[Entry]()
+    def write(self, entries: Iterable[Entry]) -> None:
+        with atomic_open(self.folder / "tasks.json") as stream:
+            write_list(stream, map(self._task, entries))
+        names = [row["name"] for row in self.model.categories]
+        controls = [("RectangleLabels", "boxes", names), ("PolygonLabels", "masks", names)]
+        if self.points:
+            controls.append(("KeyPointLabels", "keypoints", self.points))
+        lines = ["<View>", '  <Image name="image" value="$image"/>']
+        for tag, name, values in controls:
+            lines += [f'  <{tag} name="{name}" toName="image">']
+            lines += [f"    <Label value={quoteattr(str(value))}/>" for value in values]
+            lines += [f"  </{tag}>"]
+        self.write_text("labels.xml", "\n".join([*lines, "</View>", ""]))
+
+    def _task(self, entry: Entry) -> Entry:
+        image, objects, regions = entry["image"], [*self.objects(entry)], list[Entry]()
         path = quote(f"{self.folder.resolve().name}/images/{image['copy']}")
         percent = 100 / np.array([image["width"], image["height"]])
-        for row in _objects(entry):
+        for row in objects:
             parent: dict[str, str] = {}
             for control, kind, label, value in self._values(row, percent):
                 region = {
@@ -182,11 +196,9 @@ class LabelStudioLabels(_LabelFiles):
                 }  # fmt: skip
                 regions.append(region | parent)
                 parent = parent or {"parentID": region["id"]}
-        scores = [row["score"] for row in _objects(entry)]
-        result = {"model_version": "detlite", "score": float(np.mean(scores or [0])),
-                  "result": regions}  # fmt: skip
-        task = {"data": {"image": f"/data/local-files/?d={path}"}, "predictions": [result]}
-        self.files[0].write_list([task])
+        score = float(np.mean([row["score"] for row in objects] or [0]))
+        result = {"model_version": "detlite", "score": score, "result": regions}
+        return {"data": {"image": f"/data/local-files/?d={path}"}, "predictions": [result]}
 
     def _values(
         self, row: Entry, percent: np.ndarray
@@ -205,19 +217,6 @@ class LabelStudioLabels(_LabelFiles):
             x, y = (xy * percent).tolist()
             yield "keypoints", "keypointlabels", point, {"x": x, "y": y, "width": 0.5}
 
-    def finish(self, images: Iterable[Entry]) -> None:
-        self.files[0].write("]")
-        names = [row["name"] for row in self.model.categories]
-        controls = [("RectangleLabels", "boxes", names), ("PolygonLabels", "masks", names)]
-        if self.points:
-            controls.append(("KeyPointLabels", "keypoints", self.points))
-        lines = ["<View>", '  <Image name="image" value="$image"/>']
-        for tag, name, values in controls:
-            lines += [f'  <{tag} name="{name}" toName="image">']
-            lines += [f"    <Label value={quoteattr(str(value))}/>" for value in values]
-            lines += [f"  </{tag}>"]
-        self.write_text("labels.xml", "\n".join([*lines, "</View>", ""]))
-
 
 @FORMATS.register("geojson")
 class GeoJsonLabels(_LabelFiles):
@@ -226,30 +225,26 @@ class GeoJsonLabels(_LabelFiles):
     copies_images = False
     has_fields = True
 
-    def add(self, entry: Entry) -> None:
-        names, features = self.model.names, []
-        for row in _objects(entry):
-            closed = [np.concatenate([p, p[:1]]) for p in _outlines(row) or [_box(row)]]
-            features.append({
-                "type": "Feature",
-                "geometry": {"type": "MultiPolygon", "coordinates": [[x.tolist()] for x in closed]},
-                "properties": {
-                    "objectType": "annotation",
-                    "classification": {"name": names[row["category_id"]]},
-                    "measurements": {"score": row["score"]},
-                    **own_values(row),
-                },
-            })  # fmt: skip
-        content = {"type": "FeatureCollection", "features": features}
-        self.write_text(f"geojson/{file_stem(entry)}.geojson", json.dumps(content))
+    def write(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            content = {
+                "type": "FeatureCollection",
+                "features": [*map(self._feature, self.objects(entry))],
+            }
+            self.write_text(f"geojson/{file_stem(entry)}.geojson", json.dumps(content))
 
-    def finish(self, images: Iterable[Entry]) -> None:
-        pass
-
-
-def _objects(entry: Entry) -> Iterator[Entry]:
-    """Yield the objects; the background, which some models detect, is none."""
-    return (row for row in entry["objects"] if row["category_id"] != BACKGROUND_CATEGORY["id"])
+    def _feature(self, row: Entry) -> Entry:
+        closed = [np.concatenate([p, p[:1]]) for p in _outlines(row) or [_box(row)]]
+        return {
+            "type": "Feature",
+            "geometry": {"type": "MultiPolygon", "coordinates": [[x.tolist()] for x in closed]},
+            "properties": {
+                "objectType": "annotation",
+                "classification": {"name": self.model.names[row["category_id"]]},
+                "measurements": {"score": row["score"]},
+                **own_values(row),
+            },
+        }
 
 
 def _outlines(row: Entry) -> list[np.ndarray]:

@@ -4,13 +4,12 @@ All formats also write images.json, a COCO file of the images without annotation
 """
 
 import csv
-import io
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from detlite.files.atomic_write import atomic_open, atomic_path, make_folder
 from detlite.structures.object_fields import own_values
 
 from .measures import MEASURES
-from .writer import FORMATS, Entry, ModelInfo, PredictionWriter
+from .writer import FORMATS, Entry, PredictionWriter, write_list
 
 # Columns of CSV and Parquet with their Parquet types. frame and time (in seconds) are those of a
 # video, x, y, width and height the box in pixels,
@@ -50,33 +49,33 @@ _LISTS = ("rotated_box", "keypoints")  # columns with several numbers
 _LONG = ("mask", "keypoints")  # columns that are not part of measures
 _SUMMARY = ("image_id", "file_name", "image_height", "image_width", "frame", "time", "objects",
             "objects_per_megapixel", "mean_width", "mean_height", "area_fraction")  # fmt: skip
-# Rows and images of a Parquet file, which are in memory until it is written.
-_ROWS_PER_FILE, _IMAGES_PER_FILE = 10_000, 1000
+_ROWS_PER_GROUP = 10_000  # rows of a Parquet file that are in memory until they are written
 
 
 class _Results(PredictionWriter):
     """Writes images.json, for `COCO("images.json").loadRes("results.json")`."""
 
-    def finish(self, images: Iterable[Entry]) -> None:
+    def write(self, entries: Iterable[Entry]) -> None:
         with atomic_open(self.folder / "images.json") as stream:
-            stream.write('{"info": {}, "annotations": [], "images": [')
-            for number, image in enumerate(images):
-                stream.write(",\n" * (number > 0) + json.dumps(image))
-            stream.write(f'], "categories": {json.dumps(list(self.model.categories))}}}\n')
+            stream.write('{"info": {}, "annotations": [], "images": ')
+            write_list(stream, (entry["image"] for entry in entries))
+            stream.write(f', "categories": {json.dumps(list(self.model.categories))}}}\n')
+
+    def rows(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Yield a row for each object, see `to_rows`."""
+        return (row for entry in entries for row in to_rows(entry, self.model.names))
 
 
 @FORMATS.register("results")
 class CocoResults(_Results):
     """Writes all objects as one list of COCO results."""
 
-    outputs: ClassVar[Mapping[str, str]] = {"results.json": "["}
+    outputs = ("results.json",)
 
-    def add(self, entry: Entry) -> None:
-        self.files[0].write_list(entry["objects"])
-
-    def finish(self, images: Iterable[Entry]) -> None:
-        super().finish(images)
-        self.files[0].write("]")
+    def write(self, entries: Iterable[Entry]) -> None:
+        super().write(entries)
+        with atomic_open(self.folder / "results.json") as stream:
+            write_list(stream, (row for entry in entries for row in entry["objects"]))
 
 
 @FORMATS.register("csv")
@@ -87,25 +86,22 @@ class CsvResults(_Results):
     cover is empty without measures.
     """
 
-    outputs: ClassVar[Mapping[str, str]] = {"results.csv": "", "summary.csv": ""}
-
-    def __init__(
-        self, folder: Path, model: ModelInfo, positions: Sequence[int] = (), objects: int = 0
-    ) -> None:
-        super().__init__(folder, model, positions, objects)
-        if not positions:
-            categories = [cell_text(row["name"]) for row in model.categories]
-            self.files[0].write(_csv_text([self.columns]))
-            self.files[1].write(_csv_text([(*_SUMMARY, *categories)]))
+    outputs = ("results.csv", "summary.csv")
 
     @property
     def columns(self) -> list[str]:
         return list(COLUMNS)
 
-    def add(self, entry: Entry) -> None:
-        rows = to_rows(entry, self.model.names)
-        self.files[0].write(_csv_text([_cells(row, self.columns) for row in rows]))
-        self.files[1].write(_csv_text([self._summary(entry)]))
+    def write(self, entries: Iterable[Entry]) -> None:
+        super().write(entries)
+        categories = [cell_text(row["name"]) for row in self.model.categories]
+        cells = (_cells(row, self.columns) for row in self.rows(entries))
+        for name, header, rows in (
+            ("results.csv", self.columns, cells),
+            ("summary.csv", [*_SUMMARY, *categories], map(self._summary, entries)),
+        ):
+            with atomic_open(self.folder / name) as stream:
+                csv.writer(stream, lineterminator="\n").writerows(chain([header], rows))
 
     def _summary(self, entry: Entry) -> list[Any]:
         image, objects, names = entry["image"], entry["objects"], self.model.names
@@ -134,52 +130,26 @@ class MeasureResults(CsvResults):
 
 @FORMATS.register("parquet")
 class ParquetResults(_Results):
-    """Writes detections/part-000000.parquet, ..., each with a row for each object."""
+    """Writes detections/part-000000.parquet, with a row for each object."""
 
+    outputs = ("detections/part-000000.parquet",)
     requires = "pyarrow.parquet", "detlite[parquet]"
 
-    def __init__(
-        self, folder: Path, model: ModelInfo, positions: Sequence[int] = (), objects: int = 0
-    ) -> None:
-        super().__init__(folder, model, (), objects)
-        make_folder(folder / "detections")
-        self._parts = positions[0] if positions else 0
-        self._rows: list[Entry] = []
-        self._images = 0
-
-    @property
-    def positions(self) -> list[int] | None:
-        return None if self._images else [self._parts]
-
-    def add(self, entry: Entry) -> None:
-        self._rows += to_rows(entry, self.model.names)
-        self._images += 1
-        if len(self._rows) >= _ROWS_PER_FILE or self._images >= _IMAGES_PER_FILE:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._rows:
-            self._write_part()
-        self._images = 0
-
-    def finish(self, images: Iterable[Entry]) -> None:
-        super().finish(images)
-        for file in self.folder.glob("detections/part-[0-9]*.parquet"):
-            if int(file.stem.removeprefix("part-")) >= self._parts:  # of a video that was repeated
-                file.unlink()
-        if not self._parts:  # readers of the folder need a file, for its columns
-            self._write_part()
-
-    def _write_part(self) -> None:
+    def write(self, entries: Iterable[Entry]) -> None:
         import pyarrow as pa  # is optional
         from pyarrow import parquet
 
+        super().write(entries)
         types = {"list<float32>": pa.list_(pa.float32())}
-        schema = [(n, types.get(t) or pa.type_for_alias(t)) for n, t in COLUMNS.items()]
-        table = pa.Table.from_pylist(self._rows, pa.schema(schema))
-        with atomic_path(self.folder / f"detections/part-{self._parts:06d}.parquet") as temporary:
-            parquet.write_table(table, temporary)
-        self._rows, self._parts = [], self._parts + 1
+        columns = [(n, types.get(t) or pa.type_for_alias(t)) for n, t in COLUMNS.items()]
+        schema, rows = pa.schema(columns), self.rows(entries)
+        make_folder(self.folder / "detections")
+        with (
+            atomic_path(self.folder / self.outputs[0]) as temporary,
+            parquet.ParquetWriter(temporary, schema) as file,
+        ):
+            while group := list(islice(rows, _ROWS_PER_GROUP)):
+                file.write_table(pa.Table.from_pylist(group, schema))
 
 
 def to_rows(entry: Entry, names: Mapping[int, str]) -> Iterator[Entry]:
@@ -222,9 +192,3 @@ def _cells(row: Entry, columns: Sequence[str]) -> list[Any]:
     texts = {name: cell_text(row[name]) for name in ("file_name", "category")}
     lists = {name: row[name] and " ".join(map(str, row[name])) for name in _LISTS}
     return [(row | texts | lists)[name] for name in columns]
-
-
-def _csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    return stream.getvalue()

@@ -1,4 +1,4 @@
-"""Files of predictions that grow image by image, and continue after any interruption.
+"""Formats of the files of predictions.
 
 An entry is a dict {"image": {"id", "file_name", "height", "width"}, "objects": COCO results}, or
 {"image": {"id", "file_name"}, "problem": text} for an image that cannot be read.
@@ -6,18 +6,15 @@ An entry is a dict {"image": {"id", "file_name", "height", "width"}, "objects": 
 
 import json
 import logging
-import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
-from detlite.files.atomic_write import open_to_append
-from detlite.files.reading import check_regular
 from detlite.inference.inputs import is_any_url
 from detlite.registry import Registry
 from detlite.structures.object_fields import own_values
@@ -25,10 +22,11 @@ from detlite.structures.object_fields import own_values
 _logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
-# All files that a writer may create: those that grow, and patterns of the others. Copies of images
-# and the labels next to them are not listed.
-OUTPUTS = ("results.json", "results.csv", "summary.csv", "annotations.json", "tasks.json")
-OTHER_FILES = ("images.json", "data.yaml", "labels.txt", "labels.xml", "detections/part-*.parquet",
+# All files that a writer may create, the second as patterns. Copies of images and the labels next
+# to them are not listed.
+OUTPUTS = ("results.json", "results.csv", "summary.csv", "annotations.json", "tasks.json",
+           "images.json")  # fmt: skip
+OTHER_FILES = ("data.yaml", "labels.txt", "labels.xml", "detections/part-*.parquet",
                "geojson/*.geojson")  # fmt: skip
 _MAX_STEM = 50  # characters
 
@@ -53,51 +51,6 @@ class ModelInfo:
         return {row["id"]: row["name"] for row in (BACKGROUND_CATEGORY, *self.categories)}
 
 
-class GrowingFile:
-    """A text file whose name ends in .partial until it is complete.
-
-    Args:
-        file: the complete file.
-        start: the text that it starts with.
-        position: number of bytes of an existing file to keep; 0: a new file.
-    """
-
-    def __init__(self, file: Path, start: str, position: int) -> None:
-        path = partial_file(file)
-        if path.exists():
-            check_regular(path)
-        self._stream = open_to_append(path)
-        self._stream.truncate(position)
-        self._stream.seek(position)
-        if not position:
-            self.write(start)
-        self._separator = b",\n" if position > len(start) else b""  # of a list
-
-    @property
-    def position(self) -> int:
-        """The length of the file in bytes."""
-        return self._stream.tell()
-
-    def write(self, text: str) -> None:
-        """Append a text, so that it survives the end of the process."""
-        self._stream.write(text.encode(errors="replace"))
-        self._stream.flush()
-        self._separator = b""
-
-    def write_list(self, values: Iterable[Any]) -> None:
-        """Append values to the list in JSON that the last text has started."""
-        for value in values:
-            self._stream.write(self._separator + json.dumps(value).encode())
-            self._separator = b",\n"
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Write the file to the disk, so that it survives a power failure, and close it."""
-        if not self._stream.closed:
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-
-
 def file_stem(entry: Entry) -> str:
     """Return the name of the files of an image without suffix; it starts with the id."""
     image = entry["image"]
@@ -111,75 +64,46 @@ def file_stem(entry: Entry) -> str:
     return f"{image['id']:04d}_{name}" + (f"_page{image['page']}" if "page" in image else "")
 
 
-def partial_file(file: str | Path) -> Path:
-    """Return the name of a file until it is complete."""
-    return Path(f"{file}.partial")
+def write_list(stream: IO[str], values: Iterable[Any]) -> None:
+    """Write values as a list in JSON, one at a time."""
+    stream.write("[")
+    for number, value in enumerate(values):
+        stream.write(",\n" * (number > 0) + json.dumps(value))
+    stream.write("]")
 
 
 class PredictionWriter(ABC):
-    """Writes the entries of a run in one format.
+    """Writes the files of a complete run in one format.
 
     Attributes:
-        outputs: names of the files that grow, and the texts that they start with.
+        outputs: files without which the run is not complete.
         copies_images: True for labels, which need the images next to them. `entry["image"]["copy"]`
             is then the file name of an image in the folder `images`.
         has_fields: True if the files contain own fields of objects, see `OBJECT_FIELDS`.
         requires: a package that the format needs, and how to install it.
     """
 
-    outputs: ClassVar[Mapping[str, str]] = {}
+    outputs: ClassVar[tuple[str, ...]] = ()
     copies_images: ClassVar[bool] = False
     has_fields: ClassVar[bool] = True
     requires: ClassVar[tuple[str, str] | None] = None
 
-    def __init__(
-        self, folder: Path, model: ModelInfo, positions: Sequence[int] = (), objects: int = 0
-    ) -> None:
-        """Start, or continue with the `positions` and the number of objects of an earlier run."""
-        self.folder, self.model, self.objects = folder, model, objects
+    def __init__(self, folder: Path, model: ModelInfo) -> None:
+        self.folder, self.model = folder, model
         self._warned = set[str]()
-        places = positions or [0] * len(self.outputs)
-        self.files = [
-            GrowingFile(folder / name, start, place)
-            for (name, start), place in zip(self.outputs.items(), places, strict=False)
-        ]
-
-    @property
-    def positions(self) -> list[int] | None:
-        """The state to continue from after the entries so far; None if some are only in memory."""
-        return [file.position for file in self.files]
-
-    def write(self, entry: Entry) -> None:
-        """Write an entry of an image that could be read."""
-        names = {name for row in entry["objects"] for name in own_values(row)}
-        if not self.has_fields and names - self._warned:
-            self._warned |= names
-            _logger.warning("this format has no place for %s", ", ".join(sorted(names)))
-        self.add(entry)
-        self.objects += len(entry["objects"])
 
     @abstractmethod
-    def add(self, entry: Entry) -> None:
-        """Add an entry to the files; `objects` is the number of objects before it."""
+    def write(self, entries: Iterable[Entry]) -> None:
+        """Write the entries of the images that could be read, which can be iterated repeatedly."""
 
-    def flush(self) -> None:  # noqa: B027
-        """Write the entries that are only in memory."""
-
-    @abstractmethod
-    def finish(self, images: Iterable[Entry]) -> None:
-        """Write what follows the last entry, given the `image` of all entries."""
-
-    def close(self) -> None:
-        """Close the files. The run may continue, or else publish them."""
-        for file in self.files:
-            file.close()
-
-    @classmethod
-    def publish(cls, folder: Path) -> None:
-        """Give complete files their names, unless they have them."""
-        for file in (folder / name for name in cls.outputs):
-            if partial_file(file).exists():
-                os.replace(partial_file(file), file)
+    def objects(self, entry: Entry) -> Iterator[Entry]:
+        """Yield the objects without the background; log the own fields that the files lack."""
+        for row in entry["objects"]:
+            if not self.has_fields and (names := own_values(row).keys() - self._warned):
+                self._warned |= names
+                _logger.warning("this format has no place for %s", ", ".join(sorted(names)))
+            if row["category_id"] != BACKGROUND_CATEGORY["id"]:
+                yield row
 
 
 _RESULTS, _LABELS = ("detlite.apps.prediction_files." + name for name in ("results", "labels"))

@@ -119,6 +119,7 @@ def test_errors_reach_the_caller(stage):
 
 def test_error_does_not_wait_for_images_that_are_not_being_read():
     release, started = threading.Event(), []
+    predictor: Any = MeanPredictor(fails=True)
 
     def load(number: int) -> LoadedImage:
         started.append(number)
@@ -127,9 +128,9 @@ def test_error_does_not_wait_for_images_that_are_not_being_read():
         return LoadedImage(image, image)
 
     threading.Timer(0.5, release.set).start()
-    predictor: Any = MeanPredictor(fails=True)
+    predictor.load = load
     with pytest.raises(RuntimeError, match="out of memory"):
-        list(predict_stream(predictor, count(), finish, threads=1, load=load))
+        list(predict_stream(predictor, count(), finish, threads=1))
     assert started in ([0], [0, 1])
 
 

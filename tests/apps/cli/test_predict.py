@@ -17,6 +17,7 @@ from pycocotools.coco import COCO
 
 from detlite import load_checkpoint
 from detlite.apps.batch_predict import input_names, predict_run
+from detlite.apps.batch_predict.image_files import ImageFiles
 from detlite.data.images import IMAGE_READERS
 from detlite.engine.run_files import run_lock
 from tests.builders import tiny_config, write_noise, write_weights
@@ -218,23 +219,23 @@ def test_interrupted_run_continues(run, weights, photos, tmp_path, monkeypatch, 
     assert run(*arguments, "--output", tmp_path / "whole") == 0
     out = photos / "b"  # matched by the glob below
     arguments = (*arguments[:3], photos / "**" / "*.[jp]*g", *arguments[4:], "--output", out)
-    real, read = predict_run.predict_images, []
+    real, read = ImageFiles.predict, []
 
     def interrupted(*args: Any) -> Iterator[Any]:
         yield next(real(*args))
         raise KeyboardInterrupt
 
-    def counted(predictor: Any, images: Any, *args: Any) -> Iterator[Any]:
+    def counted(files: Any, images: Any, ids: Any) -> Iterator[Any]:
         read.extend(images)
-        return real(predictor, images, *args)
+        return real(files, images, ids)
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict_run, "predict_images", interrupted)
+        patch.setattr(ImageFiles, "predict", interrupted)
         assert run(*arguments) == 130
     message = "interrupted: the same command continues with the remaining images\n"
     assert capsys.readouterr().err == message
     with monkeypatch.context() as patch:
-        patch.setattr(predict_run, "predict_images", counted)
+        patch.setattr(ImageFiles, "predict", counted)
         for _ in range(2):
             assert run(*arguments) == 0
     assert read == [str(photos / "b.jpg")]
@@ -311,7 +312,7 @@ def test_an_image_that_disappears_is_skipped(predict, photos, capsys, monkeypatc
     (photos / "a.png").rename(photos / "a\x1b[31m\n.png")
 
     def list_then_delete(*arguments: Any) -> list[str]:
-        images = input_names.list_inputs(*arguments)
+        images = [*input_names.list_inputs(*arguments)]
         (photos / "a\x1b[31m\n.png").unlink()
         return images
 
