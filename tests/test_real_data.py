@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from detlite.config import expand_path, load_config
 from detlite.data import build_dataset, build_train_dataset
-from detlite.engine.trainer import Trainer
+from detlite.engine.run import TrainingRun
 from detlite.modeling.build import build_model
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -51,7 +51,7 @@ def train_and_evaluate(cfg: CfgNode) -> dict[str, Any]:
     test_set = build_dataset(cfg, cfg.DATASETS.TEST[0], train=False)
     model = build_model(cfg)
     model.categories = train_set.categories
-    return Trainer(cfg, model, train_set, [test_set]).train()[test_set.name]
+    return TrainingRun(cfg, model, train_set, [test_set]).train()[test_set.name]
 
 
 @pytest.mark.slow

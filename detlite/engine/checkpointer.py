@@ -25,16 +25,16 @@ from detlite.distributed import all_gather_objects, barrier, is_main, rank, worl
 from detlite.errors import CheckpointError, DamagedCheckpointError
 from detlite.structures.categories import CategoryMatch
 
-from .hooks.base import Hook, TrainingRun
 from .hooks.ema import find_average
 from .rng import rng_state, set_rng_state
 from .run_files import AVERAGE_CHECKPOINT, FINAL_CHECKPOINT, numbered_checkpoints
 from .schedule_free import PROGRESS, restore_trained_weights
+from .trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
 
-def save_run(run: TrainingRun, path: Path) -> None:
+def save_run(run: Trainer, path: Path) -> None:
     """Write a checkpoint of a run; every process calls it.
 
     The averaged weights are saved separately next to the final checkpoint. Checkpoints beyond
@@ -48,7 +48,7 @@ def save_run(run: TrainingRun, path: Path) -> None:
             "iteration": run.iteration,
             "optimizer": run.optimizer.state_dict(),
             "scaler": run.scaler.state_dict(),
-            "run_length": run.duration.state_dict(),
+            "run_length": run.schedule.state_dict(),
             "hooks": {name: state for name, state in states.items() if state},
             "rng": rng,
         }
@@ -124,7 +124,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     return newest
 
 
-def resume_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
+def resume_run(run: Trainer, checkpoint: Checkpoint) -> None:
     """Restore everything that `save_run` wrote, and log the config keys that have changed since.
 
     CheckpointError if the checkpoint has no training state, or does not fit the config.
@@ -150,7 +150,7 @@ def resume_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
         _load_momentum(run.optimizer, training["optimizer"])
         run.scaler.load_state_dict(training["scaler"])
         run.iteration, rng = training["iteration"], training["rng"]
-        run.duration.load_state_dict(training["run_length"])
+        run.schedule.load_state_dict(training["run_length"])
         for name, hook in hooks_by_name(run.hooks).items():
             if name in training["hooks"]:
                 hook.load_state_dict(training["hooks"][name])

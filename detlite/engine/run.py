@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import torch
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint
@@ -15,38 +16,156 @@ from detlite.checkpoint.loading import build_with_weights, load_weights, read_we
 from detlite.config import ConfigError
 from detlite.data import (
     CocoDataset,
+    ConcatDataset,
     build_test_datasets,
     build_train_dataset,
+    build_train_loader,
     log_findings,
 )
-from detlite.distributed import is_main, process_group, rank
-from detlite.evaluation.metrics import Metrics
-from detlite.files.atomic_write import open_to_append
+from detlite.distributed import is_main, process_group, rank, world_size
+from detlite.files.atomic_write import make_folder, open_to_append
 from detlite.modeling import build_model
 from detlite.modeling.build import torch_device
+from detlite.modeling.compilation import compile_losses
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.optimize_for_training import optimize_for_training
+from detlite.modeling.precision import resolve_dtype
 from detlite.registry import Registry
 
+from .checkpointer import newest_checkpoint, resume_run, save_run
 from .environment import describe_environment
-from .evaluate import evaluate, write_metrics
-from .hooks.base import Hook, TrainingRun, build_hooks
+from .evaluate import EMA_SUFFIX, check_evaluation, evaluate, write_metrics
+from .hooks import build_hooks
+from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
+from .hooks.ema import ModelEMA
+from .hooks.metrics import MetricsWriter, Progress
 from .rng import seed_all
 from .run_config import complete_config
-from .run_files import METRICS_FILE, run_lock, write_config
-from .trainer import Trainer
+from .run_files import FINAL_CHECKPOINT, METRICS_FILE, run_lock, write_config
+from .schedule import Schedule
+from .schedule_free import averaged_weights
+from .solver import build_optimizer, build_scheduler, warn_of_frozen_norms
+from .train_step import TrainStep
+from .trainer import Evaluation, Hook, Trainer
+from .validation_loss import build_loss_dataset
 
 logger = logging.getLogger(__name__)
 
 # "run": draws the results of a run, from its config, model, test sets and last metrics.
-DRAWINGS: Registry[
-    Callable[[CfgNode, DetectionModel, Sequence[CocoDataset], dict[str, Metrics]], None]
-] = Registry("drawing", on_demand={"run": "detlite.apps.report.run_drawings"})
+DRAWINGS: Registry[Callable[[CfgNode, DetectionModel, Sequence[CocoDataset], Evaluation], None]] = (
+    Registry("drawing", on_demand={"run": "detlite.apps.report.run_drawings"})
+)
 
 
-def run_training(
-    cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ()
-) -> dict[str, Metrics]:
-    """Train, evaluate and draw; every process calls it. See `Trainer` and `Trainer.train`."""
+class TrainingRun(Trainer):
+    """Trains a detector with the settings of SOLVER, evaluates it, and writes the files of a run.
+
+    Every process creates one, with hooks in addition to SOLVER.HOOKS, and calls `train`.
+    """
+
+    def __init__(
+        self,
+        cfg: CfgNode,
+        model: DetectionModel,
+        train_set: ConcatDataset,
+        test_sets: Sequence[CocoDataset],
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        solver = cfg.SOLVER
+        for test_set in test_sets:
+            check_evaluation(cfg, model, test_set)
+            if cfg.TEST.LOSS:
+                build_loss_dataset(cfg, test_set.name)  # raises errors now, not after hours
+        self.cfg, self.model = cfg, model
+        self.train_set, self.test_sets = train_set, test_sets
+        self.output_dir = Path(cfg.OUTPUT_DIR)
+        self.checkpoint = self.output_dir / FINAL_CHECKPOINT
+        self.schedule = Schedule(solver, len(train_set), bool(test_sets))
+        warn_of_frozen_norms(cfg, model)
+
+        optimize_for_training(model)
+        if cfg.MODEL.COMPILE:
+            compile_losses(model)
+        self.optimizer = build_optimizer(cfg, model)
+        self.scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
+        if self.scaler.is_enabled():
+            # torch warns of a wrong order of calls if the optimizer's first step is skipped.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
+
+        self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
+        self.hooks = [
+            *([self.ema] if self.ema else []),
+            StoreScoreThreshold(),
+            *build_hooks(cfg),
+            *hooks,
+            BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE),  # may be a metric of a hook
+            Progress(),
+            MetricsWriter(self.output_dir),
+        ]
+        for hook in self.hooks:
+            hook.trainer = self
+
+    def train(self, resume: bool = False) -> Evaluation:
+        """Run all iterations, evaluate, and return the metrics as `evaluate.evaluate` does.
+
+        With `resume`, continue from the newest checkpoint in OUTPUT_DIR, with the same results as
+        without the interruption.
+
+        Raises:
+            CheckpointError: all checkpoints are damaged, or the newest one does not fit.
+            NonFiniteLossError, StoppedError: see `Trainer.run`.
+        """
+        previous = newest_checkpoint(self.output_dir) if resume else None
+        if previous:
+            resume_run(self, previous)
+            self.checkpoint = previous.path
+        elif resume:
+            missing = "%s contains no checkpoint to resume: starting from scratch"
+            logger.warning(missing, self.output_dir)
+        self.scheduler = build_scheduler(self.cfg, self.optimizer, self.schedule, self.iteration)
+        logger.info(
+            "training on %s (%d images) for %s, %d iterations done, %d process(es) on %s in %s",
+            self.train_set.name, len(self.train_set), self.schedule, self.iteration,
+            world_size(), self.model.device, resolve_dtype(self.cfg.DTYPE, self.model.device),
+        )  # fmt: skip
+        loader = build_train_loader(self.cfg, self.train_set, self.iteration)
+        resumes_final = previous is not None and previous.path.name == FINAL_CHECKPOINT
+        del previous  # free its memory
+        return self.run(iter(loader), resumes_final)
+
+    def save(self) -> None:
+        self.meters.check()  # save and evaluate nothing after a non-finite loss
+        final = self.schedule.is_last
+        name = FINAL_CHECKPOINT if final else f"model_{self.iteration:07d}.pth"
+        self.checkpoint = self.output_dir / name
+        with averaged_weights(self.optimizer):
+            save_run(self, self.checkpoint)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the weights, and the averaged weights with results in the folder `average`."""
+        inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
+        immediately = self.signals.ending_immediately("continue by --resume")
+        with averaged_weights(self.optimizer):
+            with immediately, self.schedule.evaluating():
+                metrics = evaluate(*inputs, self.output_dir)
+                if self.ema:
+                    make_folder(folder)
+                    with self.ema.applied():
+                        averaged = evaluate(*inputs, folder)
+                    metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
+            if self.test_sets:
+                self.call_hooks("after_evaluation", metrics)
+        if is_main():  # with what hooks have added
+            names = [dataset.name for dataset in self.test_sets]
+            write_metrics({name: metrics[name] for name in names}, self.output_dir)
+            if self.ema:
+                write_metrics({name: metrics[name + EMA_SUFFIX] for name in names}, folder)
+        return metrics
+
+
+def run_training(cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ()) -> Evaluation:
+    """Train, evaluate and draw; every process calls it. See `TrainingRun`."""
     cfg, weights = complete_config(cfg, resume)
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
@@ -60,13 +179,13 @@ def run_training(
     model.categories = train_set.categories  # not the categories of the weights
     if is_main():
         write_config(cfg, Path(cfg.OUTPUT_DIR))
-    metrics = Trainer(cfg, model, train_set, test_sets, hooks).train(resume)
+    metrics = TrainingRun(cfg, model, train_set, test_sets, hooks).train(resume)
     if is_main():
         DRAWINGS.get("run")(cfg, model, test_sets, metrics)
     return metrics
 
 
-def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str, Metrics]:
+def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> Evaluation:
     """Evaluate `weights` or MODEL.WEIGHT on the test sets, see `evaluate.evaluate`."""
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
@@ -80,7 +199,7 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
     datasets = build_test_datasets(cfg)
     log_findings(datasets)
     model = build_with_weights(cfg, weights)
-    run = TrainingRun()
+    run = Trainer()
     run.cfg, run.model, run.test_sets, run.output_dir = cfg, model, datasets, output_dir
     run.checkpoint, run.iteration = weights.path, int(weights.training.get("iteration", 0))
     run.hooks = build_hooks(cfg)

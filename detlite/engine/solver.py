@@ -16,7 +16,7 @@ from detlite.modeling.backbone import Backbone
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 from detlite.registry import Registry
 
-from .schedule import Duration
+from .schedule import Schedule
 from .schedule_free import build_schedule_free
 
 logger = logging.getLogger(__name__)
@@ -78,17 +78,17 @@ def warn_of_frozen_norms(cfg: CfgNode, model: nn.Module) -> None:
 
 
 def build_scheduler(
-    cfg: CfgNode, optimizer: torch.optim.Optimizer, duration: Duration, done: int = 0
+    cfg: CfgNode, optimizer: torch.optim.Optimizer, schedule: Schedule, done: int = 0
 ) -> LambdaLR:
     """Build the learning rate schedule: warm-up times multi-step, half a cosine to 0, or 1.
 
     It is a function of the number of finished iterations, `done` of a resumed run, and of the
     finished fraction of the run.
     """
-    solver, steps, max_iter = cfg.SOLVER, cfg.SOLVER.STEPS, duration.max_iter
+    solver, steps, max_iter = cfg.SOLVER, cfg.SOLVER.STEPS, schedule.max_iter
     if solver.LR_SCHEDULE == "multistep":
         _check_steps(steps, max_iter)
-    if not duration.shortens_warmup and max_iter is not None and max_iter <= solver.WARMUP_ITERS:
+    if not schedule.shortens_warmup and max_iter is not None and max_iter <= solver.WARMUP_ITERS:
         logger.warning(
             "SOLVER.WARMUP_ITERS is %d and the run has %d iterations: the learning rate never "
             "reaches SOLVER.BASE_LR %g. Set SOLVER.WARMUP_ITERS %d",
@@ -96,7 +96,7 @@ def build_scheduler(
         )  # fmt: skip
 
     def factor(iteration: int) -> float:
-        fraction = duration.fraction(iteration)
+        fraction = schedule.fraction(iteration)
         if solver.LR_SCHEDULE == "cosine":
             scale = 0.5 * (1 + math.cos(math.pi * fraction))
         elif solver.LR_SCHEDULE == "constant":
@@ -105,7 +105,7 @@ def build_scheduler(
             progress = fraction if _are_fractions(steps) else iteration
             scale = solver.GAMMA ** bisect_right(steps, progress)
         warm = iteration / solver.WARMUP_ITERS if solver.WARMUP_ITERS else 1.0
-        if duration.shortens_warmup:
+        if schedule.shortens_warmup:
             warm = max(warm, fraction / MAX_WARMUP)
         if warm < 1:
             done = warm if solver.WARMUP_METHOD == "linear" else 0.0

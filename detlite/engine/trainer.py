@@ -1,208 +1,209 @@
-"""Training loop."""
+"""The training loop, and the interface of the hooks that it calls."""
 
 import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.data import CocoDataset, ConcatDataset, build_train_loader
-from detlite.data.loading.batch_loader import Batch
-from detlite.distributed import is_main, world_size
 from detlite.errors import NonFiniteLossError
-from detlite.evaluation.metrics import Metrics
-from detlite.files.atomic_write import make_folder
-from detlite.modeling.compilation import compile_losses
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.optimize_for_training import optimize_for_training
-from detlite.modeling.precision import resolve_dtype
 
-from .checkpointer import newest_checkpoint, resume_run, save_run
-from .evaluate import EMA_SUFFIX, check_evaluation, evaluate, write_metrics
-from .hooks.base import Hook, TrainingRun, build_hooks
-from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
-from .hooks.ema import ModelEMA
-from .hooks.metrics import Meters, MetricsWriter, Progress
-from .run_files import FINAL_CHECKPOINT
-from .schedule import RunSchedule, build_duration
-from .schedule_free import averaged_weights
+from .meters import Meters
+from .schedule import Schedule
 from .signals import StoppedError, StopSignals
-from .solver import build_optimizer, build_scheduler, warn_of_frozen_norms
 from .train_step import TrainStep
-from .validation_loss import build_loss_dataset
+
+if TYPE_CHECKING:  # the loop only needs batches
+    from detlite.data import CocoDataset, ConcatDataset
 
 logger = logging.getLogger(__name__)
 
+Batch = tuple[list[Tensor], list[dict[str, Any]]]  # images and targets
+Evaluation = dict[str, dict[str, Any]]  # metrics by dataset, kind and name
 
-class Trainer(TrainingRun):
-    """Trains a detector with the settings of SOLVER, evaluates it, and writes the files of a run.
 
-    Every process creates a Trainer, with hooks in addition to SOLVER.HOOKS, and calls `train`.
+class Hook:
+    """Code that the trainer calls around its steps; subclasses override what they need.
+
+        @HOOKS.register("StopAtLoss")
+        class StopAtLoss(Hook):
+            def __init__(self, cfg):
+                self.below = 0.1
+
+            def after_log(self, metrics):
+                if metrics["loss"] < self.below:
+                    self.trainer.finish()
+
+    SOLVER.HOOKS names registered hooks, which are built with the config; `detlite.train` also
+    accepts hook objects. Every process calls every method at the same point, so a hook may
+    communicate between processes. It should write files only if `detlite.distributed.is_main()`.
+
+    Attributes:
+        trainer: the run that calls the hook, set before the first call.
     """
 
-    def __init__(
-        self,
-        cfg: CfgNode,
-        model: DetectionModel,
-        train_set: ConcatDataset,
-        test_sets: Sequence[CocoDataset],
-        hooks: Sequence[Hook] = (),
-    ) -> None:
-        solver = cfg.SOLVER
-        for test_set in test_sets:
-            check_evaluation(cfg, model, test_set)
-            if cfg.TEST.LOSS:
-                build_loss_dataset(cfg, test_set.name)  # raises errors now, not after hours
-        self.cfg, self.model = cfg, model
-        self.train_set, self.test_sets = train_set, test_sets
-        self.output_dir = Path(cfg.OUTPUT_DIR)
-        self.checkpoint = self.output_dir / FINAL_CHECKPOINT
-        self.duration = build_duration(cfg, len(train_set))
-        self.schedule = RunSchedule(solver, self.duration, bool(test_sets))
-        warn_of_frozen_norms(cfg, model)
+    trainer: "Trainer"
 
-        optimize_for_training(model)
-        if cfg.MODEL.COMPILE:
-            compile_losses(model)
-        self.optimizer = build_optimizer(cfg, model)
-        self.scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
-        if self.scaler.is_enabled():
-            # torch warns of a wrong order of calls if the optimizer's first step is skipped.
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-        self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
+    def before_train(self) -> None:
+        """Run before the first iteration, after a checkpoint was loaded."""
 
-        self.meters = Meters(self.duration.max_iter)
-        self.signals = StopSignals()
-        self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
-        self.hooks = [
-            *([self.ema] if self.ema else []),
-            StoreScoreThreshold(),
-            *build_hooks(cfg),
-            *hooks,
-            BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE),  # may be a metric of a hook
-            Progress(),
-            MetricsWriter(self.output_dir),
-        ]
-        for hook in self.hooks:
-            hook.trainer = self
+    def before_step(self) -> None:
+        """Run before each training step. `trainer.iteration` is its number, from 1."""
 
-    def train(self, resume: bool = False) -> dict[str, Metrics]:
-        """Run all iterations, evaluate, and return the metrics as `evaluate` does.
+    def after_step(self, losses: dict[str, Tensor]) -> None:
+        """Run after each training step, with the scalar losses of this process.
 
-        With `resume`, continue from the newest checkpoint in OUTPUT_DIR, with the same results as
-        without the interruption.
+        They are on the model's device, and reading one waits for it.
+        """
+
+    def after_log(self, metrics: dict[str, float]) -> None:
+        """Run every SOLVER.LOG_PERIOD iterations and after the last one.
+
+        The metrics are "loss", each "loss_...", "time", "data_time", "lr", and "eta_s": means over
+        the iterations since the last call, and over all processes.
+        """
+
+    def after_evaluation(self, metrics: Evaluation) -> None:
+        """Run after each evaluation. `trainer.checkpoint` is the evaluated checkpoint.
+
+        The metrics are values by dataset, kind ("bbox", "segm", ...) and name ("AP", ...) on rank
+        0; empty in other processes. Those that a hook adds, as numbers or `MetricValue`, are
+        written to evaluation.json and known to later hooks and SOLVER.BEST_METRIC.
+
+        `detlite test` calls only this method, of the hooks in SOLVER.HOOKS.
+        """
+
+    def after_train(self) -> None:
+        """Run after the last evaluation."""
+
+    def close(self) -> None:
+        """Close files and connections: runs when training ends, also by an error.
+
+        It runs in reverse order of the hooks, for those whose `before_train` returned. Its errors
+        are logged.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what checkpoints store: tensors, numbers, strings, lists and dicts of these."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+class Trainer:
+    """The training loop. `TrainingRun` sets the attributes, saves and evaluates.
+
+    Attributes:
+        cfg: the config.
+        model: the detector. With a single process, it is also what the optimizer trains.
+        train_set, test_sets: the datasets.
+        output_dir: folder of all files of the run.
+        optimizer, scaler: the optimizer, and the gradient scaler of float16.
+        scheduler: sets the learning rate after each step.
+        train_step: updates the weights on a batch.
+        schedule: decides when the run logs, saves, evaluates and ends.
+        hooks: all hooks, in the order in which they are called.
+        iteration: number of the current iteration, from 1. Before the first step of a run, and
+            after a step, it is the number of finished iterations.
+        checkpoint: file that the run saved last or resumed from.
+    """
+
+    cfg: CfgNode
+    model: DetectionModel
+    train_set: "ConcatDataset"
+    test_sets: "Sequence[CocoDataset]"
+    output_dir: Path
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    scheduler: torch.optim.lr_scheduler.LambdaLR
+    train_step: TrainStep
+    schedule: Schedule
+    hooks: Sequence[Hook]
+    iteration: int = 0
+    checkpoint: Path
+
+    def save(self) -> None:
+        """Save a checkpoint; every process calls it."""
+        raise NotImplementedError
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the model, call the hooks, and return the metrics; every process calls it."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """End the run after the current iteration, with the final checkpoint and evaluation.
+
+        Hooks call this, in one process or in all. If called in `before_train`, no iteration
+        follows; if called after an evaluation, one more follows. A resumed run does not remember
+        it: a hook that ended a run should call it again in `before_train`.
+        """
+        self.schedule.finish()
+
+    def run(self, batches: Iterator[Batch], has_final_checkpoint: bool = False) -> Evaluation:
+        """Train on batches until the schedule ends, and return the metrics of the last evaluation.
 
         Raises:
-            CheckpointError: all checkpoints are damaged, or the newest one does not fit.
             NonFiniteLossError: training diverged; earlier checkpoints are intact.
             StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
         """
+        self.meters, self.signals, schedule = Meters(), StopSignals(), self.schedule
         with ExitStack() as self._closing, self._naming_last_checkpoint():
-            batches, schedule = self._start(resume), self.schedule
+            self._start(has_final_checkpoint)
             with self.signals:
                 if schedule.first_evaluation_due():
-                    metrics = self._evaluate()
+                    metrics = self.evaluate()
                 self.model.train()
                 while not schedule.is_last:
                     self.iteration += 1
                     with self.meters.timed("time"):
-                        self._call_hooks("before_step")
+                        self.call_hooks("before_step")
                         with self.meters.timed("data_time"):
                             images, targets = next(batches)
                         losses = self.train_step(images, targets)
                         image_ids = [target["image_id"] for target in targets]
                         self.meters.update(self.iteration, losses, image_ids)
-                        self._call_hooks("after_step", losses)
+                        self.call_hooks("after_step", losses)
                     schedule.advance(self.iteration, bool(self.signals.received))
                     if schedule.log_due():
-                        self._log()
+                        means = self.meters.read()
+                        means["lr"] = float(self.scheduler.get_last_lr()[0])
+                        self.call_hooks("after_log", means | schedule.report())
                     self.scheduler.step()
                     if schedule.save_due():
-                        self._save()
+                        self.save()
                     if schedule.is_interrupted:
                         signal = self.signals.received or "a signal to another process"
                         saved = f"saved after iteration {self.iteration}; continue by --resume"
                         raise StoppedError(signal, saved)
                     if schedule.evaluation_due():
-                        metrics = self._evaluate()
+                        metrics = self.evaluate()
             if hasattr(self.optimizer, "eval"):
                 self.optimizer.eval()  # the averages are the result of a schedule-free optimizer
-            self._call_hooks("after_train")
+            self.call_hooks("after_train")
         return metrics
 
-    def _start(self, resume: bool) -> Iterator[Batch]:
-        """Restore the newest checkpoint if asked to, call the hooks, and return the batches."""
-        resumed = self._resume() if resume else False
-        self.scheduler = build_scheduler(self.cfg, self.optimizer, self.duration, self.iteration)
-        batches = iter(build_train_loader(self.cfg, self.train_set, self.iteration))
+    def _start(self, has_final_checkpoint: bool) -> None:
+        """Call `before_train` of the hooks, and save a final checkpoint that is missing."""
         *hooks, writer = self.hooks
         for hook in hooks:
             self._start_hook(hook)
-        self.schedule.start(self.iteration, resumed and self.checkpoint.name == FINAL_CHECKPOINT)
+        self.schedule.start(self.iteration, has_final_checkpoint)
         if self.schedule.first_save_due():
-            self._save()
+            self.save()
         self._start_hook(writer)  # removes metrics that will be written again
-        logger.info(
-            "training on %s (%d images) for %s, %d iterations done, %d process(es) on %s in %s",
-            self.train_set.name, len(self.train_set), self.duration, self.iteration,
-            world_size(), self.model.device, resolve_dtype(self.cfg.DTYPE, self.model.device),
-        )  # fmt: skip
-        return batches
-
-    def _resume(self) -> bool:
-        """Restore the newest checkpoint; return False if there is none."""
-        if previous := newest_checkpoint(self.output_dir):
-            resume_run(self, previous)
-            self.checkpoint = previous.path
-        else:
-            missing = "%s contains no checkpoint to resume: starting from scratch"
-            logger.warning(missing, self.output_dir)
-        return previous is not None
 
     def _start_hook(self, hook: Hook) -> None:
         hook.before_train()
         self._closing.callback(_close, hook)
 
-    def _log(self) -> None:
-        means = self.meters.read(self.iteration)
-        means["lr"] = float(self.scheduler.get_last_lr()[0])
-        self._call_hooks("after_log", means | self.duration.report())
-
-    def _save(self) -> None:
-        self.meters.check()  # save and evaluate nothing after a non-finite loss
-        final = self.schedule.is_last
-        name = FINAL_CHECKPOINT if final else f"model_{self.iteration:07d}.pth"
-        self.checkpoint = self.output_dir / name
-        with averaged_weights(self.optimizer):
-            save_run(self, self.checkpoint)
-
-    def _evaluate(self) -> dict[str, Metrics]:
-        """Evaluate the weights, and the averaged weights with results in the folder `average`."""
-        inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
-        immediately = self.signals.ending_immediately("continue by --resume")
-        with averaged_weights(self.optimizer):
-            with immediately, self.duration.evaluating():
-                metrics = evaluate(*inputs, self.output_dir)
-                if self.ema:
-                    make_folder(folder)
-                    with self.ema.applied():
-                        averaged = evaluate(*inputs, folder)
-                    metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
-            if self.test_sets:
-                self._call_hooks("after_evaluation", metrics)
-        if is_main():  # with what hooks have added
-            names = [dataset.name for dataset in self.test_sets]
-            write_metrics({name: metrics[name] for name in names}, self.output_dir)
-            if self.ema:
-                write_metrics({name: metrics[name + EMA_SUFFIX] for name in names}, folder)
-        return metrics
-
-    def _call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:
+    def call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:
+        """Call a method of all hooks."""
         for hook in self.hooks:
             getattr(hook, method)(*args)
 

@@ -6,7 +6,7 @@ import pytest
 
 from detlite.config import ConfigError, load_config
 from detlite.data.datasets.catalog import object_fields
-from detlite.engine.hooks.base import build_hooks
+from detlite.engine.hooks import build_hooks
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.modeling.build import build_model
 from tests.builders import tiny_config

@@ -19,7 +19,7 @@ from detlite.conventions import convention_of
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.hooks import Hook
 from detlite.engine.rng import seed_all
-from detlite.engine.trainer import Trainer
+from detlite.engine.run import TrainingRun
 from tests.engine.toy import ToyDetector, new_toy
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def train_toy(make_cfg: Callable[..., CfgNode], make_sets: Callable[..., Any]) -
         model.categories = train_set.categories
         model.convention = convention_of(cfg)
         seed_all(seed)
-        return cfg, Trainer(cfg, model, train_set, test_sets, hooks).train(resume)
+        return cfg, TrainingRun(cfg, model, train_set, test_sets, hooks).train(resume)
 
     return run
 

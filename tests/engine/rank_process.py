@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from detlite.engine import trainer  # noqa: F401  (imported before the first script)
+from detlite.engine import run  # noqa: F401  (imported before the first script)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.data import build_train_dataset
-from detlite.engine.trainer import Trainer
+from detlite.engine.run import TrainingRun
 from tests.engine.toy import new_toy, read_metrics
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ from pathlib import Path
 from detlite.config import config_from
 from detlite.data import build_train_dataset
 from detlite.distributed import process_group, rank, world_size
-from detlite.engine.trainer import Trainer
+from detlite.engine.run import TrainingRun
 from tests.engine.toy import new_toy
 
 died, alone = Path("died"), Path("alone")
@@ -49,7 +49,7 @@ with process_group("cpu"):
         return forward(*args)
 
     model.forward = changing
-    Trainer(cfg, model, build_train_dataset(cfg), []).train(resume=True)
+    TrainingRun(cfg, model, build_train_dataset(cfg), []).train(resume=True)
 """
 
 
@@ -84,7 +84,7 @@ def test_a_run_continues_with_fewer_and_more_processes(make_cfg, tmp_path, free_
     opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 12, "SOLVER.CHECKPOINT_PERIOD", 2]
     opts += ["DATASETS.TEST", ()]
     cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "unbroken"))
-    Trainer(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
+    TrainingRun(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
 
     changing = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "changing"))
     (tmp_path / "config.yaml").write_text(changing.dump())

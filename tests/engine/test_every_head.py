@@ -12,7 +12,7 @@ from detlite.config import ConfigError
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.evaluate import evaluate_dataset
 from detlite.engine.hooks import Hook
-from detlite.engine.trainer import Trainer
+from detlite.engine.run import TrainingRun
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
 from tests.engine.toy import assert_equal, read_final, read_metrics
@@ -25,7 +25,7 @@ def run(cfg: CfgNode) -> tuple[list[dict[str, float]], dict[str, Any], Predictor
     train_set = build_train_dataset(cfg)
     model.categories = train_set.categories
     test_sets = [build_dataset(cfg, "plates", train=False)]
-    metrics = Trainer(cfg, model, train_set, test_sets).train()["plates"]
+    metrics = TrainingRun(cfg, model, train_set, test_sets).train()["plates"]
     return read_metrics(cfg.OUTPUT_DIR), metrics, Predictor(model, cfg.INPUT.MIN_SIZE_TEST)
 
 
@@ -123,7 +123,7 @@ def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
         torch.manual_seed(7 if resume else 1)
         model, train_set = build_model(cfg), build_train_dataset(cfg)
         model.categories = train_set.categories
-        Trainer(cfg, model, train_set, [], hooks).train(resume)
+        TrainingRun(cfg, model, train_set, [], hooks).train(resume)
         checkpoint = read_final(tmp_path / folder)
         return {"weights": checkpoint.model, "optimizer": checkpoint.training["optimizer"]}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite.data import build_train_dataset
-from detlite.engine import trainer as training
+from detlite.engine import run as training
 from detlite.modeling import detection_model as detector
 from detlite.modeling import preprocessing
 from detlite.modeling.build import build_model
@@ -122,7 +122,7 @@ def reads_of(plates_config, monkeypatch):
             patch.setattr(training, "optimize_for_training", optimize)
             reads = HostReads(patch)
             with reads:
-                training.Trainer(cfg, model, train_set, []).train()
+                training.TrainingRun(cfg, model, train_set, []).train()
         return reads.reads
 
     return start

@@ -9,17 +9,22 @@ import torch
 
 from detlite.config import ConfigError
 from detlite.engine import schedule
-from detlite.engine.schedule import Duration, RunSchedule, TimeLimit, build_duration
+from detlite.engine.schedule import Schedule
 from tests.engine.toy import new_toy, read_final, read_metrics, without_times
 
-# Of a run of 12 iterations, unless it says otherwise.
-PERIODS = {"LOG_PERIOD": 5, "CHECKPOINT_PERIOD": 4, "TEST_PERIOD": 6}
+SOLVER = {
+    "MAX_ITER": 12, "MAX_EPOCHS": None, "MAX_MINUTES": None, "IMS_PER_BATCH": 4,
+    "LOG_PERIOD": 5, "CHECKPOINT_PERIOD": 4, "TEST_PERIOD": 6,
+}  # fmt: skip
 
 
-def make(max_iter=12, has_test_sets=True, needed=False, **periods):
-    duration = Duration(max_iter)
-    duration.evaluation_needed = needed
-    return RunSchedule(SimpleNamespace(**PERIODS | periods), duration, has_test_sets)
+def make(has_test_sets=True, images=10, **solver):
+    """Return a schedule of 12 iterations, unless `solver` says otherwise."""
+    return Schedule(SimpleNamespace(**SOLVER | solver), images, has_test_sets)
+
+
+def limited(minutes=1, **solver):
+    return make(MAX_ITER=None, MAX_MINUTES=minutes, **solver)
 
 
 @pytest.mark.parametrize(
@@ -31,13 +36,11 @@ def make(max_iter=12, has_test_sets=True, needed=False, **periods):
         (6, {}, "save evaluate"),  # a model is saved before it is evaluated
         (11, {}, ""),
         (12, {}, "log save evaluate end"),
-        (13, {"max_iter": 12}, "log save evaluate end"),
+        (13, {}, "log save evaluate end"),
         (12, {"CHECKPOINT_PERIOD": 0, "TEST_PERIOD": 0}, "log save evaluate end"),
         (4, {"CHECKPOINT_PERIOD": 0}, ""),
         (6, {"TEST_PERIOD": 0}, ""),
         (6, {"has_test_sets": False}, ""),
-        (1, {"needed": True}, "save evaluate"),  # to measure the time of an evaluation
-        (1, {"needed": True, "has_test_sets": False}, ""),
         (1, {"signal": True}, "save interrupt"),
         (5, {"signal": True}, "log save interrupt"),
         (6, {"signal": True}, "save evaluate interrupt"),
@@ -69,7 +72,6 @@ def test_after_an_iteration(iteration, settings, due):
     ("finished", "final", "settings", "due"),
     [
         (0, False, {}, ""),
-        (0, False, {"needed": True}, ""),
         (5, False, {}, ""),
         (6, False, {}, "evaluate"),  # its evaluation may have been interrupted
         (6, False, {"has_test_sets": False}, ""),
@@ -122,53 +124,63 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("keys", "images", "max_iter"),
+    ("solver", "max_iter"),
     [
-        (["SOLVER.MAX_ITER", 7], 10, 7),
-        ([*NO_ITER, "SOLVER.MAX_EPOCHS", 2, "SOLVER.IMS_PER_BATCH", 4], 10, 5),
-        ([*NO_ITER, "SOLVER.MAX_EPOCHS", 0.5, "SOLVER.IMS_PER_BATCH", 4], 10, 2),
-        ([*NO_ITER, "SOLVER.MAX_MINUTES", 2], 10, None),
+        ({"MAX_ITER": 7}, 7),
+        ({"MAX_ITER": None, "MAX_EPOCHS": 2}, 5),
+        ({"MAX_ITER": None, "MAX_EPOCHS": 0.5}, 2),
+        ({"MAX_ITER": None, "MAX_MINUTES": 2}, None),
     ],
 )
-def test_lengths_from_the_config(make_cfg, keys, images, max_iter):
-    length = build_duration(make_cfg(*keys), images)
+def test_lengths(solver, max_iter):
+    length = make(**solver)
     assert length.max_iter == max_iter
-    assert length.shortens_warmup == (keys[1] is None)
+    assert length.shortens_warmup == (solver["MAX_ITER"] is None)
+    if max_iter:
+        assert str(length) == f"{max_iter} iterations"
+        assert [length.fraction(done) for done in (0, max_iter)] == [0, 1]
+        assert length.state_dict() == {}
 
 
-@pytest.mark.parametrize(("epochs_per_step", "warnings"), [(0.03, 0), (0.02, 1)])
-def test_a_short_run_is_announced_early(clock, caplog, epochs_per_step, warnings):
+def advance(clock, length, *seconds):
+    """Count iterations that take some seconds, and return whether each one is the last."""
+    last = []
+    for done, one in enumerate(seconds, 1):
+        clock.seconds += one
+        length.advance(done, signal_received=False)
+        last.append(length.is_last)
+    return last
+
+
+def test_the_time_left_is_that_of_an_iteration_but_the_first(clock):
+    length = make()
+    for seconds, left in ((50, 11 * 50), (2, 10 * 2), (4, 9 * 3)):
+        clock.seconds += seconds
+        length.advance(length._finished + 1, signal_received=False)
+        assert length.report() == {"eta_s": left}
+
+
+@pytest.mark.parametrize(("batch", "warnings"), [(30, 0), (20, 1)])
+def test_a_short_run_is_announced_early(clock, caplog, batch, warnings):
     """The first step takes 60 s and does not count: 120 others of 2 s follow in 5 minutes."""
-    limit = TimeLimit(5, epochs_per_step=epochs_per_step)
+    limit = limited(5, images=1000, IMS_PER_BATCH=batch)
     for done in range(1, 20):
-        clock.seconds += 60 if done == 1 else 2
-        limit.advance()
-        outlook = limit.outlook(done)
-        epochs = 121 * epochs_per_step
-        assert outlook == (f", about 121 steps in all, {epochs:.1f} epochs" if done > 1 else "")
+        advance(clock, limit, 60 if done == 1 else 2)
+        epochs = 121 * batch / 1000
+        expected = f", about 121 steps in all, {epochs:.1f} epochs" if done > 1 else ""
+        assert limit.outlook(done) == expected
     assert caplog.text.count("allows about 121 steps in all, 2.4 epochs, too few") == warnings
 
 
-def test_iterations():
-    length = Duration(4)
-    assert [length.fraction(done) for done in range(5)] == [0, 0.25, 0.5, 0.75, 1]
-    assert [length.is_reached(done) for done in (3, 4, 5)] == [False, True, True]
-    assert length.advance(False, True) == [False, True]
-    assert length.state_dict() == length.report() == {}
-    assert str(length) == "4 iterations"
-
-
 def test_the_fraction_is_that_of_the_time(clock):
-    limit = TimeLimit(1)
+    limit = limited()
+    with limit.evaluating():  # does not count
+        clock.seconds += 1000
     for done, fraction in enumerate((0.25, 0.5, 0.75), 1):
-        clock.seconds += 15
-        assert limit.advance(False) == [False]
+        assert advance(clock, limit, 15) == [False]
         assert limit.fraction(done) == pytest.approx(fraction)
         assert limit.report() == {"share": pytest.approx(fraction), "eta_s": 60 - 15 * done}
-        assert limit.is_reached(done) is False
-    clock.seconds += 15
-    limit.advance(False)
-    assert limit.is_reached(4)
+    assert advance(clock, limit, 15) == [True]
 
 
 @pytest.mark.parametrize(
@@ -179,51 +191,30 @@ def test_the_fraction_is_that_of_the_time(clock):
     ],
 )
 def test_no_iteration_starts_that_would_exceed_the_limit(clock, seconds):
-    limit, last = TimeLimit(1), []
-    for done, one in enumerate(seconds, 1):
-        clock.seconds += one
-        limit.advance(False)
-        last.append(limit.is_reached(done))
-    assert last == [False] * (len(seconds) - 1) + [True]
-
-
-def test_evaluations_do_not_count(clock):
-    limit = TimeLimit(1)
-    with limit.evaluating():
-        clock.seconds += 1000
-    clock.seconds += 6
-    limit.advance(False)
-    assert limit.fraction(1) == pytest.approx(0.1)
+    assert advance(clock, limited(), *seconds) == [False] * (len(seconds) - 1) + [True]
 
 
 def test_a_resumed_run_continues_with_the_time_left(clock):
-    limit = TimeLimit(1)
-    for _ in range(2):
-        clock.seconds += 10
-        limit.advance(False)
+    limit = limited()
+    advance(clock, limit, 10, 10)
     with limit.evaluating():
         clock.seconds += 5
     state = limit.state_dict()
     clock.seconds += 5000
     for minutes, fraction in ((1, 20 / 60), (2, 20 / 120)):
-        resumed = TimeLimit(minutes)
+        resumed = limited(minutes)
         resumed.load_state_dict(state)
         assert resumed.fraction(2) == pytest.approx(fraction)
-        clock.seconds += 4
-        resumed.advance(False)
+        advance(clock, resumed, 4)
         assert resumed.seconds_left == pytest.approx(60 * minutes - 24)
 
 
 def test_a_run_limited_in_iterations_continues_with_a_time_limit(clock):
     """Steps before the limit do not count as timed."""
-    limit = TimeLimit(1)
-    limit.load_state_dict(Duration(300).state_dict())
-    for done, fraction in ((301, 0), (302, 25 / 60)):
-        assert limit.fraction(done - 1) == pytest.approx(fraction)
-        assert not limit.is_reached(done - 1)
-        clock.seconds += 25
-        limit.advance(False)
-    assert limit.is_reached(302)  # 10 seconds are left
+    limit = limited()
+    limit.load_state_dict(make().state_dict())
+    assert limit.fraction(300) == 0
+    assert advance(clock, limit, 25, 25) == [False, True]  # 10 seconds are left
 
 
 @pytest.fixture
@@ -317,16 +308,16 @@ from detlite.engine import schedule
 now = [0.0]
 schedule.time = SimpleNamespace(monotonic=lambda: now[0])
 with process_group("cpu"):
-    limit = schedule.TimeLimit(1, evaluates=True)
+    limit = schedule.Schedule(SimpleNamespace(**%s), 10, True)
     seen = []
     for done in range(1, 4):
         now[0] += 10 * (1 + 3 * rank())  # the clock of rank 1 does not count
-        [stops] = limit.advance(rank() == 1 and done == 2)
-        if limit.evaluation_needed or done == 1:
+        limit.advance(done, rank() == 1 and done == 2)
+        if limit.evaluation_due() or done == 1:
             with limit.evaluating():
                 now[0] += 5 + rank()
-        seen.append((stops, limit.fraction(done), limit.is_reached(done)))
-    states = all_gather_objects((seen, {**limit.state_dict(), "shares": None}))
+        seen.append((limit.is_interrupted, limit.fraction(done), limit.is_last))
+    states = all_gather_objects((seen, limit.state_dict()))
     if rank() == 0:
         print(json.dumps(states))
 schedule.time = time
@@ -334,7 +325,8 @@ schedule.time = time
 
 
 def test_all_processes_use_the_clock_of_rank_0(in_two_processes):
-    first, second = json.loads(in_two_processes(RANKS))
+    solver = SOLVER | {"MAX_ITER": None, "MAX_MINUTES": 1}
+    first, second = json.loads(in_two_processes(RANKS % solver))
     assert first == second
     assert [row[0] for row in first[0]] == [False, True, False]
     assert [row[1] for row in first[0]] == pytest.approx([10 / 60, 20 / 60, 30 / 60])

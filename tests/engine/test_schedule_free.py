@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from detlite import ConfigError
 from detlite.config import load_config
-from detlite.engine.schedule import build_duration
+from detlite.engine.schedule import Schedule
 from detlite.engine.schedule_free import averaged_weights, restore_trained_weights
 from detlite.engine.solver import build_optimizer, build_scheduler
 from tests.engine.toy import assert_equal
@@ -102,7 +102,7 @@ def test_the_learning_rate_is_constant_after_warm_up():
     opts = ["SOLVER.MAX_ITER", 10, "SOLVER.WARMUP_ITERS", 2, "SOLVER.WARMUP_FACTOR", 0.5]
     cfg = load_config(None, [*KEYS, "SOLVER.BASE_LR", LR, *opts])
     optimizer = build(nn.Linear(3, 2), *opts)
-    scheduler = build_scheduler(cfg, optimizer, build_duration(cfg, 100))
+    scheduler = build_scheduler(cfg, optimizer, Schedule(cfg.SOLVER, 100))
     rates = []
     for _ in range(10):
         rates.append(scheduler.get_last_lr()[0] / LR)

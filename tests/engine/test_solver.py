@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
-from detlite.engine.schedule import Duration
+from detlite.engine.schedule import Schedule
 from detlite.engine.solver import build_optimizer, build_scheduler
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model
@@ -30,9 +30,9 @@ def make_model():
     )  # fmt: skip
 
 
-def lr_history(cfg, count, duration=None):
+def lr_history(cfg, count, schedule=None):
     optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
-    scheduler = build_scheduler(cfg, optimizer, duration or Duration(cfg.SOLVER.MAX_ITER))
+    scheduler = build_scheduler(cfg, optimizer, schedule or Schedule(cfg.SOLVER, 10))
     values = [optimizer.param_groups[0]["lr"]]
     for _ in range(count - 1):
         optimizer.step()
@@ -92,7 +92,8 @@ def test_learning_rates_of_the_backbone_decrease_towards_the_input():
     }
     assert rates_of(model, optimizer) == pytest.approx(expected)
     assert optimizer.param_groups[0]["lr"] == 0.1  # the logged one
-    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer, Duration(100))
+    cfg = make_cfg(STEPS=(1,), **keys)
+    scheduler = build_scheduler(cfg, optimizer, Schedule(cfg.SOLVER, 10))
     optimizer.step()
     scheduler.step()
     assert rates_of(model, optimizer)["backbone.body.0.weight"] == pytest.approx(1e-5)
@@ -233,7 +234,7 @@ def test_schedules(keys, expected):
 def test_the_learning_rate_of_biases_follows_the_schedule():
     cfg = make_cfg(STEPS=(1,), BIAS_LR_FACTOR=2.0)
     optimizer = build_optimizer(cfg, nn.Linear(2, 2))
-    scheduler = build_scheduler(cfg, optimizer, Duration(cfg.SOLVER.MAX_ITER))
+    scheduler = build_scheduler(cfg, optimizer, Schedule(cfg.SOLVER, 10))
     optimizer.step()
     scheduler.step()
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.02])
@@ -253,16 +254,16 @@ def test_the_learning_rate_of_biases_follows_the_schedule():
 )  # fmt: skip
 def test_schedules_that_are_too_long_cause_a_warning(caplog, keys, warning):
     cfg = make_cfg(**keys)
-    build_scheduler(cfg, build_optimizer(cfg, make_model()), Duration(100))
+    build_scheduler(cfg, build_optimizer(cfg, make_model()), Schedule(cfg.SOLVER, 10))
     assert warning in caplog.text
     assert bool(warning) == bool(caplog.text)
 
 
-class KnownFractions(Duration):
+class KnownFractions(Schedule):
     """Run with an unknown number of iterations and given fractions."""
 
     def __init__(self, fractions):
-        super().__init__(None, shortens_warmup=True)
+        super().__init__(make_cfg(MAX_ITER=None, MAX_MINUTES=1).SOLVER, 10)
         self.fractions = [0.0, *fractions]
 
     def fraction(self, done):

@@ -16,8 +16,8 @@ from detlite.checkpoint.files import read_checkpoint
 from detlite.data import DataError, build_train_dataset
 from detlite.engine.checkpointer import newest_checkpoint
 from detlite.engine.hooks import Hook
+from detlite.engine.run import TrainingRun
 from detlite.engine.signals import StoppedError
-from detlite.engine.trainer import Trainer
 from detlite.errors import NonFiniteLossError
 from detlite.modeling.build import build_model
 from detlite.modeling.compilation import compile_losses
@@ -109,7 +109,7 @@ def test_an_extended_run_repeats_its_last_evaluation(train_toy, monkeypatch, tes
     """The final evaluation at iteration 4 may have been interrupted."""
     values = [0.3, 0.5]
     evaluate = lambda *_: {"val": {"bbox": {"AP": values.pop(0)}}}  # noqa: E731
-    monkeypatch.setattr("detlite.engine.trainer.evaluate", evaluate)
+    monkeypatch.setattr("detlite.engine.run.evaluate", evaluate)
     opts = ["SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.TEST_PERIOD", test_period]
     cfg, _ = train_toy("SOLVER.MAX_ITER", 4, *opts)
     values[:] = [0.5, 0.4, 0.4]  # at 4, at 6 and, after the last iteration, at 7
@@ -138,7 +138,7 @@ def test_a_test_set_with_other_categories_is_refused_before_training(make_cfg, m
     cfg = make_cfg()
     toy.categories = [{"id": 1, "name": "black"}, {"id": 2, "name": "blue"}]
     with pytest.raises(DataError, match="differ from those that the model was trained on"):
-        Trainer(cfg, toy, *make_sets(cfg))
+        TrainingRun(cfg, toy, *make_sets(cfg))
     assert not (Path(cfg.OUTPUT_DIR) / "metrics.jsonl").exists()
 
 
@@ -227,11 +227,11 @@ def test_nothing_is_saved_or_evaluated_after_a_non_finite_loss(
 
 def test_losses_are_compiled_on_request(plates_config, monkeypatch):
     compiled = []
-    monkeypatch.setattr("detlite.engine.trainer.compile_losses", compiled.append)
+    monkeypatch.setattr("detlite.engine.run.compile_losses", compiled.append)
     for value in (False, True):
         cfg = plates_config("MODEL.COMPILE", value)
         model = build_model(cfg)
-        Trainer(cfg, model, build_train_dataset(cfg), [])
+        TrainingRun(cfg, model, build_train_dataset(cfg), [])
     assert compiled == [model]
 
 
@@ -262,7 +262,7 @@ def test_a_run_stopped_while_it_compiles_resumes_like_an_eager_one(
     expected = read_checkpoint(final).model
     final.unlink()
     compiling = partial(compile_losses, backend=backend)
-    monkeypatch.setattr("detlite.engine.trainer.compile_losses", compiling)
+    monkeypatch.setattr("detlite.engine.run.compile_losses", compiling)
     with pytest.raises(StoppedError, match=r"^SIGINT: saved after iteration 1;"):
         train_toy("MODEL.COMPILE", True, *opts)
     train_toy("MODEL.COMPILE", True, *opts, resume=True)

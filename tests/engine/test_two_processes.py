@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from detlite.data import build_train_dataset
-from detlite.engine.trainer import Trainer
+from detlite.engine.run import TrainingRun
 from tests.engine.toy import new_toy, read_final, read_metrics
 
 EMPTY_RANKS = """
@@ -125,13 +125,13 @@ import yaml
 from detlite.config import config_from
 from detlite.data import build_train_dataset
 from detlite.distributed import process_group
-from detlite.engine.trainer import Trainer
+from detlite.engine.run import TrainingRun
 from tests.engine.toy import new_toy
 
 cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
 model = new_toy(noise=0.0)
 with process_group("cpu"):
-    Trainer(cfg, model, build_train_dataset(cfg), []).train()
+    TrainingRun(cfg, model, build_train_dataset(cfg), []).train()
 """
 COMPILED = """
 from detlite.modeling.compilation import compile_losses
@@ -150,7 +150,7 @@ def test_a_shared_batch_trains_like_a_whole_one(
     opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 10, "DATASETS.TEST", (),
             "SOLVER.ACCUMULATION_STEPS", parts]  # fmt: skip
     cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "alone"))
-    Trainer(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
+    TrainingRun(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
     (tmp_path / "config.yaml").write_text(
         make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "shared")).dump()
     )

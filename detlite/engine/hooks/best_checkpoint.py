@@ -14,11 +14,11 @@ from detlite.config import ConfigError
 from detlite.distributed import all_gather_objects, is_main
 from detlite.engine.evaluate import EMA_SUFFIX, LOSS, measure
 from detlite.engine.run_files import AVERAGE_CHECKPOINT, BEST_CHECKPOINT, FINAL_CHECKPOINT
+from detlite.engine.trainer import Hook
 from detlite.evaluation.evaluators import predicted_kinds
 from detlite.evaluation.results import Results
 from detlite.files.atomic_write import atomic_path
 
-from .base import Hook
 from .ema import find_average
 from .metrics import flatten_metrics
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import Hook
+from detlite.engine.trainer import Hook
 
 
 class ModelEMA(Hook):

@@ -1,108 +1,26 @@
-"""Training metrics: averages over steps, metrics.jsonl, TensorBoard and progress."""
+"""Write training metrics to metrics.jsonl, TensorBoard and the log, and show progress."""
 
 import json
 import logging
 import math
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from detlite.distributed import all_gather_objects, is_main, reduce_mean
+from detlite.distributed import is_main
 from detlite.engine.run_files import METRICS_FILE
-from detlite.errors import NonFiniteLossError
+from detlite.engine.trainer import Hook
 from detlite.files.atomic_write import atomic_open, open_to_append
-
-from .base import Hook
 
 logger = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 30
 _BAR = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
-
-
-class Meters:
-    """Averages losses and step times between two calls of `read`.
-
-    Losses stay on their device until they are read or checked, so that no step waits for it. A
-    non-finite loss is therefore reported later than it occurs.
-    """
-
-    def __init__(self, max_iter: int | None) -> None:
-        self._max_iter = max_iter
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._names: list[str] = []
-        self._steps: list[tuple[int, list[Any], Tensor]] = []  # iteration, image ids, losses [L]
-        self._all_steps, self._all_seconds = 0, 0.0
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds that the `with` block takes to a meter."""
-        start = time.perf_counter()
-        yield
-        self._seconds[name] += time.perf_counter() - start
-
-    def update(self, iteration: int, losses: dict[str, Tensor], image_ids: list[Any]) -> None:
-        """Add the scalar losses of one step."""
-        self._names = list(losses)
-        stacked = torch.stack([loss.detach().float() for loss in losses.values()])
-        self._steps.append((iteration, image_ids, stacked))
-
-    def check(self) -> list[list[float]]:
-        """Return the losses of each step since the last `read`, in one transfer from the device.
-
-        Every process calls it. NonFiniteLossError names the iteration and its images.
-        """
-        rows = torch.stack([losses for *_, losses in self._steps]).tolist() if self._steps else []
-        problems = list(filter(None, all_gather_objects(self._first_problem(rows))))
-        if not problems:
-            return rows
-        iteration = min(number for number, _ in problems)
-        listed = "; ".join(text for number, text in problems if number == iteration)
-        raise NonFiniteLossError(
-            f"iteration {iteration}: the loss is not finite ({listed}). Look at these images, "
-            "lower SOLVER.BASE_LR, increase SOLVER.WARMUP_ITERS, clip gradients "
-            "(SOLVER.CLIP_GRAD_NORM) or set DTYPE bfloat16."
-        )
-
-    def _first_problem(self, rows: list[list[float]]) -> tuple[int, str] | None:
-        """Return the first iteration with a non-finite loss, and its losses and images."""
-        for row, (iteration, image_ids, _) in zip(rows, self._steps, strict=True):
-            if not all(map(math.isfinite, row)):
-                named = zip(self._names, row, strict=True)
-                listed = ", ".join(f"{name} {value:.4g}" for name, value in named)
-                return iteration, f"{listed} on images {image_ids}"
-        return None
-
-    def read(self, iteration: int) -> dict[str, float]:
-        """Return means over all processes and the steps since the last call, after `check`.
-
-        Includes `eta_s`, the estimated seconds left, if the length of the run is known, and on
-        CUDA `max_memory_mib`, the peak memory of tensors.
-        """
-        rows, steps = self.check(), len(self._steps)
-        sums = [sum(column) for column in zip(*rows, strict=True)]
-        totals = {"loss": sum(sums), **dict(zip(self._names, sums, strict=True)), **self._seconds}
-        means = reduce_mean({name: total / steps for name, total in totals.items()})
-        # Estimate from all steps so far, because step times vary with the image sizes.
-        self._all_steps += steps
-        self._all_seconds += means["time"] * steps
-        if self._max_iter is not None:
-            left = self._max_iter - iteration
-            means["eta_s"] = left * self._all_seconds / self._all_steps
-        device = self._steps[0][-1].device
-        if device.type == "cuda":
-            means["max_memory_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
-        self._seconds.clear()
-        self._steps.clear()
-        return means
 
 
 class MetricsWriter(Hook):
@@ -222,11 +140,11 @@ class Progress(Hook):
     def after_step(self, losses: dict[str, Tensor]) -> None:
         now, iteration = time.monotonic(), self.trainer.iteration
         seconds = (now - self._start) / (iteration - self._first)
-        fraction = self.trainer.duration.fraction(iteration)
+        fraction = self.trainer.schedule.fraction(iteration)
         if self._bar is not None:
             self._bar.set_postfix_str(f"step {iteration}, {seconds:.2f} s per step", refresh=False)
             self._bar.update(fraction - self._bar.n)
-        outlook = self.trainer.duration.outlook(iteration)
+        outlook = self.trainer.schedule.outlook(iteration)
         solver = self.trainer.cfg.SOLVER
         if iteration % solver.LOG_PERIOD == 0 or now - self._last < _SILENCE_SECONDS:
             return

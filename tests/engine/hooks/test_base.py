@@ -156,7 +156,7 @@ from detlite.config import config_from
 from detlite.data import build_train_dataset
 from detlite.distributed import process_group, rank
 from detlite.engine.hooks import Hook
-from detlite.engine.trainer import Trainer
+from detlite.engine.run import TrainingRun
 from tests.engine.toy import new_toy
 
 class StopOnRankOne(Hook):
@@ -166,7 +166,7 @@ class StopOnRankOne(Hook):
 
 cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
 with process_group("cpu"):
-    trainer = Trainer(cfg, new_toy(), build_train_dataset(cfg), [], [StopOnRankOne()])
+    trainer = TrainingRun(cfg, new_toy(), build_train_dataset(cfg), [], [StopOnRankOne()])
     trainer.train()
     print(trainer.iteration)
 """

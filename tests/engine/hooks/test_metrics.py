@@ -12,13 +12,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from detlite.engine.hooks.metrics import (
-    Meters,
-    MetricsWriter,
-    NonFiniteLossError,
-    Progress,
-)
-from detlite.engine.schedule import Duration
+from detlite.engine.hooks.metrics import MetricsWriter, Progress
+from detlite.engine.meters import Meters
+from detlite.errors import NonFiniteLossError
 
 METRICS = {"loss": 1.5, "loss_a": 1.0, "time": 0.5, "data_time": 0.1, "eta_s": 61.0, "lr": 0.02}
 
@@ -48,8 +44,8 @@ def iterations(folder):
 
 def test_meters_return_means_since_the_last_read(monkeypatch):
     clock = iter([0.0, 2.0, 10.0, 12.0, 20.0, 25.0])
-    monkeypatch.setattr("detlite.engine.hooks.metrics.time.perf_counter", lambda: next(clock))
-    meters = Meters(max_iter=10)
+    monkeypatch.setattr("detlite.engine.meters.time.perf_counter", lambda: next(clock))
+    meters = Meters()
 
     def step(iteration, a, b):
         with meters.timed("time"):
@@ -58,27 +54,18 @@ def test_meters_return_means_since_the_last_read(monkeypatch):
 
     step(1, 0.5, 0.5)
     step(2, 2.5, 0.5)
-    expected = {"loss": 2.0, "loss_a": 1.5, "loss_b": 0.5, "time": 2.0, "eta_s": 16.0}
-    assert meters.read(2) == expected
+    expected = {"loss": 2.0, "loss_a": 1.5, "loss_b": 0.5, "time": 2.0}
+    assert meters.read() == expected
     step(3, 4.0, 1.0)
-    expected = {"loss": 5.0, "loss_a": 4.0, "loss_b": 1.0, "time": 5.0, "eta_s": 21.0}
-    assert meters.read(3) == expected
-
-
-def test_meters_measure_time():
-    meters = Meters(max_iter=2)
-    for iteration in (1, 2):
-        with meters.timed("time"):
-            time.sleep(0.01)
-        meters.update(iteration, {"loss_a": torch.tensor(1.0)}, [])
-    assert 0.01 <= meters.read(2)["time"] < 0.1
+    expected = {"loss": 5.0, "loss_a": 4.0, "loss_b": 1.0, "time": 5.0}
+    assert meters.read() == expected
 
 
 def test_meters_keep_no_graph():
     weight = torch.ones((), requires_grad=True)
     graph = weight * 2
     reference = weakref.ref(graph)
-    meters = Meters(max_iter=2)
+    meters = Meters()
     meters.update(1, {"loss_a": graph}, [])
     del graph
     assert reference() is None
@@ -86,23 +73,23 @@ def test_meters_keep_no_graph():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_the_first_non_finite_loss_is_named(value):
-    meters = Meters(max_iter=9)
+    meters = Meters()
     assert meters.check() == []
     for iteration, loss in enumerate([1.0, value, math.nan], start=4):
         losses = {"loss_a": torch.tensor(0.5), "loss_b": torch.tensor(loss)}
         meters.update(iteration, losses, [10 * iteration, 7])
     message = rf"iteration 5: .*loss_a 0\.5, loss_b {value:.4g} on images \[50, 7\]\)"
-    for read in (meters.check, lambda: meters.read(6)):
+    for read in (meters.check, lambda: meters.read()):
         with pytest.raises(NonFiniteLossError, match=message):
             read()
 
 
 def test_a_check_does_not_reset_the_meters():
-    meters = Meters(max_iter=2)
+    meters = Meters()
     with meters.timed("time"):
         meters.update(1, {"loss_a": torch.tensor(3.0)}, [])
     assert meters.check() == meters.check() == [[3.0]]
-    assert meters.read(1)["loss"] == 3.0
+    assert meters.read()["loss"] == 3.0
     assert meters.check() == []
 
 
@@ -167,14 +154,11 @@ def test_the_bar_of_a_terminal_and_the_expected_steps_of_a_time_limit(monkeypatc
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", terminal)
-    progress, duration = (
-        Progress(),
-        SimpleNamespace(
-            fraction=lambda done: done / 8, outlook=lambda done: f", about {8 * done} steps in all"
-        ),
-    )
+    progress, schedule = Progress(), SimpleNamespace()
+    schedule.fraction = lambda done: done / 8
+    schedule.outlook = lambda done: f", about {8 * done} steps in all"
     cfg = SimpleNamespace(SOLVER=SimpleNamespace(LOG_PERIOD=10, IMS_PER_BATCH=4))
-    progress.trainer = SimpleNamespace(iteration=0, cfg=cfg, duration=duration)
+    progress.trainer = SimpleNamespace(iteration=0, cfg=cfg, schedule=schedule)
     progress.before_train()
     for iteration in range(1, 5):
         progress.trainer.iteration = iteration
@@ -194,8 +178,8 @@ def test_the_first_step_is_logged_and_then_one_in_half_a_minute(monkeypatch, cap
     progress = Progress()
     solver = SimpleNamespace(LOG_PERIOD=10, IMS_PER_BATCH=4)
     cfg = SimpleNamespace(SOLVER=solver)
-    duration = Duration(40)
-    progress.trainer = SimpleNamespace(iteration=20, cfg=cfg, train_set=range(8), duration=duration)
+    schedule = SimpleNamespace(fraction=lambda done: done / 40, outlook=lambda done: "")
+    progress.trainer = SimpleNamespace(iteration=20, cfg=cfg, train_set=range(8), schedule=schedule)
     progress.before_train()
     for iteration in range(21, 41):
         now[0] += 9.0

@@ -204,7 +204,7 @@ def test_invalid_configs(tiny_config, opts, message):
 @pytest.mark.slow
 def test_package_is_imported_on_demand():
     code = (
-        "import sys, detlite.inference.predictor, detlite.engine.trainer\n"
+        "import sys, detlite.inference.predictor, detlite.engine.run\n"
         "from detlite.modeling.backbone import BACKBONES, BODIES\n"
         "BODIES.get('R-50', '')\n"
         "assert 'detlite.modeling.backbone.fbnet' not in sys.modules\n"
