@@ -462,6 +462,7 @@ def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
     data = changed(shapes[0], "empty.json", keep_two)
     more = {"INPUT.COPY_PASTE_PROB": 0.5} if kind == "GeneralizedRCNN" else {}
     result = detlite.train(
+        config=None if more else "_base_/retinanet_fpn.yaml",
         data=data, test_data=data, output_dir=tmp_path / "run",
         overrides=SMALL | more | {
             "DATASETS.BACKGROUND_IMAGES": True, "SOLVER.IMS_PER_BATCH": 1, "SOLVER.MAX_ITER": 6,

@@ -27,7 +27,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.apps.autoconfig import init_config as configs
-from detlite.apps.autoconfig.time_budget import step_seconds
+from detlite.apps.autoconfig.time_budget import mean_step_seconds
 from detlite.apps.cli.main import build_parser
 from detlite.config import load_config
 
@@ -58,7 +58,7 @@ def measure(args: argparse.Namespace) -> int:
     for name in _selected(args, base):
         if name not in seconds and not RECIPES[name].evaluates:
             cfg = recipe_config(base, name)
-            seconds[name] = statistics.mean(step_seconds(cfg, args.steps, 2))
+            seconds[name] = mean_step_seconds(cfg, 15.0, args.steps, warm_up=2)
             print(f"{name}: {seconds[name]:.2f} s per step", flush=True)
             file.write_text(json.dumps(seconds, indent=2))
     return 0

@@ -6,34 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from .dataset_facts import DatasetFacts, Reasoned, Values, is_retinanet, resize_factors
+from .dataset_facts import DatasetFacts, Reasoned, Values, resize_factors
 
 _LEVELS = 5
 _STRIDE = 4  # of the finest level
-_RETINANET_STRIDE = 8
-_OCTAVE = 2 ** (np.arange(3) / 3)  # MODEL.RETINANET.OCTAVE, SCALES_PER_OCTAVE
 MIN_IOU = 0.6  # from which an anchor fits a box
 _MIN_FRACTION = 0.95  # of the boxes that anchors should fit
 _MIN_CATEGORY = 0.5  # of the boxes of each category
 _RATIOS = [0.5, 1.0, 2.0]
-Anchors = tuple[list[Any], list[float], float, float]  # see `choose_anchors`
+Anchors = tuple[list[Any], list[float], float]  # see `choose_anchors`
 _FACTORS = (2**0.5, 3.0)  # range of the ratio between the sizes of consecutive levels
 
 
 def sizes(facts: DatasetFacts, values: Values) -> Reasoned:
     """Choose ANCHOR_SIZES."""
-    boxes, (chosen, _, fitted, first_fitted) = _fit(facts, values)
+    boxes, (chosen, _, fitted) = _fit(facts, values)
     low, high = np.quantile(np.sqrt(boxes.prod(axis=1)), [0.05, 0.95])
-    first = f", with one size per level {first_fitted:.0%}" * isinstance(chosen[0], list)
     return chosen, (
         f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the network input; "
-        f"{fitted:.0%} of all objects have an IoU of at least 0.6 with an anchor shape{first}"
+        f"{fitted:.0%} of all objects have an IoU of at least 0.6 with an anchor shape"
     )
 
 
 def ratios(facts: DatasetFacts, values: Values) -> Reasoned | None:
     """Choose ASPECT_RATIOS; None for the usual ones."""
-    _, (_, chosen, *_) = _fit(facts, values)
+    _, (_, chosen, _) = _fit(facts, values)
     low, high = np.quantile(facts.train.ratios, [0.05, 0.95])
     reason = f"height / width of nine in ten objects is {low:.2f} to {high:.2f}"
     return None if chosen == _RATIOS else (chosen, reason)
@@ -44,12 +41,10 @@ def _fit(facts: DatasetFacts, values: Values) -> tuple[np.ndarray, Anchors]:
     train = facts.train
     factors = resize_factors(train, values["INPUT.MIN_SIZE_TEST"], values["INPUT.MAX_SIZE_TEST"])
     boxes = train.boxes[:, 2:] * factors[train.owners, None]
-    return boxes, choose_anchors(boxes, is_retinanet(values), train.labels)
+    return boxes, choose_anchors(boxes, train.labels)
 
 
-def choose_anchors(
-    boxes: np.ndarray, octaves: bool = False, labels: np.ndarray | None = None
-) -> Anchors:
+def choose_anchors(boxes: np.ndarray, labels: np.ndarray) -> Anchors:
     """Choose the simplest anchors whose shapes fit nearly all boxes.
 
     Sizes increase evenly over the five levels of an FPN, starting near the smallest boxes. The
@@ -58,40 +53,30 @@ def choose_anchors(
 
     Args:
         boxes: [N, 2] of (width, height) in pixels of the network input.
-        octaves: choose anchors of a RetinaNet. The size doubles with each level, and the two
-            intermediate sizes are not part of ANCHOR_SIZES, so only ratios are chosen.
-        labels: [N]; None: the boxes have one category.
+        labels: [N].
 
     Returns:
-        ANCHOR_SIZES, ASPECT_RATIOS, the fraction of the boxes that these anchors fit (IoU of at
-        least 0.6 with one at the same center), and that fraction for the first candidate.
+        ANCHOR_SIZES, ASPECT_RATIOS, and the fraction of the boxes that these anchors fit (IoU of at
+        least 0.6 with one at the same center).
     """
     sides, ratios = np.sqrt(boxes.prod(axis=1)), boxes[:, 1] / boxes[:, 0]
-    labels = np.zeros(len(boxes), int) if labels is None else labels
     categories = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     median_sides, median_ratios = (
         [float(np.median(values[rows])) for rows in categories] for values in (sides, ratios)
     )
     low, high = np.quantile(sides, [0.05, 0.995])
     # Anchors smaller than two cells are rarely matched.
-    stride = _RETINANET_STRIDE if octaves else _STRIDE
-    first = float(np.clip(min(low, *median_sides), 2 * stride, 8 * stride))
+    first = float(np.clip(min(low, *median_sides), 2 * _STRIDE, 8 * _STRIDE))
     extremes = np.quantile(ratios, [0.05, 0.5, 0.95])
     box_ratios = _distinct_ratios([*extremes, min(median_ratios), max(median_ratios)])
-    if octaves:
-        levels = [round(first * 2**level) for level in range(_LEVELS)]
-        factors, candidates = _OCTAVE, [(levels, _RATIOS), (levels, box_ratios)]
-    else:
-        one, two = (_sizes(first, max(high, *median_sides), count) for count in (1, 2))
-        factors, candidates = np.ones(1), [(one, _RATIOS), (two, _RATIOS), (two, box_ratios)]
+    one, two = (_sizes(first, max(high, *median_sides), count) for count in (1, 2))
     tried = []
-    for levels, shapes in candidates:
-        fits = best_overlaps(boxes, np.outer(levels, factors).ravel(), shapes) >= MIN_IOU
+    for levels, shapes in ((one, _RATIOS), (two, _RATIOS), (two, box_ratios)):
+        fits = best_overlaps(boxes, np.ravel(levels), shapes) >= MIN_IOU
         of_categories = min(float(fits[rows].mean()) for rows in categories)
         score = min(float(fits.mean()) / _MIN_FRACTION, of_categories / _MIN_CATEGORY, 1.0)
         tried.append((score, levels, shapes, float(fits.mean())))
-    _, *best = max(tried, key=itemgetter(0))  # the first of the best ones
-    return *best, tried[0][3]  # type: ignore[return-value]
+    return max(tried, key=itemgetter(0))[1:]  # the first of the best ones
 
 
 def _sizes(first: float, last: float, per_level: int) -> list[Any]:

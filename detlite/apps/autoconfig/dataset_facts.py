@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ class DatasetFacts:
         minutes: time limit of the training, and a sentence about the timing; None: no limit.
         step_seconds: duration of a training step, if it was timed.
         processes: number of processes that train together.
-        own_backbone: the backbone or its weights are decided before the rules.
+        trained: train the model of a checkpoint, whose keys of MODEL and INPUT are decided.
     """
 
     train: DatasetStatistics
@@ -35,7 +34,7 @@ class DatasetFacts:
     minutes: tuple[float, str] | None = None
     step_seconds: float | None = None
     processes: int = 1
-    own_backbone: bool = False
+    trained: bool = False
 
     @property
     def sets(self) -> list[DatasetStatistics]:
@@ -54,18 +53,8 @@ class DatasetFacts:
 
     @property
     def device(self) -> str:
-        """Device of the model: "gpu" or "cpu"."""
-        return "gpu" if self.machine.gpu else "cpu"
-
-    @property
-    def device_name(self) -> str:
-        """Name of the GPU, or "the CPU"."""
-        return self.machine.gpu or "the CPU"
-
-    @property
-    def stored(self) -> bool:
-        """True if the annotations fit the images without their EXIF orientation."""
-        return any(part.values and not part.values.options.exif_orientation for part in self.sets)
+        """Device of the model: "GPU" or "CPU"."""
+        return "GPU" if self.machine.gpu else "CPU"
 
     @property
     def summary(self) -> str:
@@ -107,17 +96,6 @@ Values = Mapping[str, Any]  # of config keys
 Reasoned = tuple[Any, str]  # a value and its reason
 # Keys that change which objects and images are trained, see `DatasetFacts.adapted`.
 ADAPTING_KEYS = ("INPUT.MIN_AREA", "INPUT.TILE")
-NO_VALUES: Values = MappingProxyType({})
-
-
-def backbone_is_fixed(values: Values) -> bool:
-    """Return True if the backbone or its initial weights are already decided."""
-    return "MODEL.BACKBONE.CONV_BODY" in values or "MODEL.WEIGHT" in values
-
-
-def is_retinanet(values: Values) -> bool:
-    """Return True if the detector is a RetinaNet, which has no RPN and no RoI heads."""
-    return bool(values.get("MODEL.META_ARCHITECTURE") == "RetinaNet")
 
 
 def resize_factors(statistics: DatasetStatistics, short: float, longest: float) -> np.ndarray:

@@ -12,11 +12,11 @@ _OBJECT_SIDE = 28  # pixels that a small object should have: seven cells of the 
 _MAX_ENLARGEMENT = 2.0
 _MIN_SIZE = 256
 _MIN_OBJECT_SIDE, _MIN_SHRUNK_SIZE = 14, 128  # in a short training, and of its images
-_MAX_SIZE = {"cpu": 640, "gpu": 800}
+_MAX_SIZE = {"CPU": 640, "GPU": 800}
 # Side of the network input for a tile. A side of a tile has room for _TILE_OBJECTS large objects.
 # Tiles are used if they increase the scale by _TILE_GAIN, and if the short side of the images is at
 # least _MIN_TILES tiles.
-_TILE_INPUT = {"cpu": 320, "gpu": 640}
+_TILE_INPUT = {"CPU": 320, "GPU": 640}
 _TILE_OBJECTS, _TILE_GAIN, _MIN_TILES = 3, 1.75, 1.5
 _FEW_OBJECTS = 10
 TINY = 8  # pixels of the network input: smaller objects are hardly detected
@@ -88,14 +88,12 @@ def tile(facts: DatasetFacts, values: Values) -> Reasoned | None:
     length = short if longest <= _MAX_TRAIN_ASPECT * short else longest
     if small * scale < _TILE_GAIN * small_in_whole or side * _MIN_TILES > length:
         return None
-    reason = (
-        f"{objects} have sides below {small:.0f} pixels, and {small_in_whole:.0f} in an image of "
-        f"{longest:.0f}x{short:.0f} pixels resized to {limit}: tiles keep their size, and an epoch "
-        "comprises all tiles of all images"
-    )
     whole = int((train.tiled(side).sizes.max(axis=1) > side).sum())
-    larger = f". {whole} of them are also trained whole, for objects too large for tiles"
-    return side, reason + larger * (whole > 0)
+    return side, (
+        f"{objects} have sides below {small:.0f} pixels, and {small_in_whole:.0f} in an image of "
+        f"{longest:.0f}x{short:.0f} pixels resized to {limit}. An epoch comprises all tiles of all "
+        f"images, and {whole} whole images, for objects too large for tiles"
+    )
 
 
 def test_tile(facts: DatasetFacts, values: Values) -> Reasoned | None:
@@ -121,8 +119,7 @@ def _small_objects(train: DatasetStatistics, sides: np.ndarray) -> tuple[float, 
 def test_size(facts: DatasetFacts, values: Values) -> Reasoned:
     """Choose INPUT.MIN_SIZE_TEST, in which small objects have enough pixels."""
     if sizes := values.get("INPUT.MIN_SIZE_TRAIN"):
-        listed = ", ".join(map(str, sizes))
-        return sorted(sizes)[len(sizes) // 2], f"the median of the training sizes {listed}"
+        return sorted(sizes)[len(sizes) // 2], "the median of the training sizes"
     train, maximum = facts.train, _MAX_SIZE[facts.device]
     short = train.sizes.min(axis=1)
     median = float(np.median(short))
@@ -133,20 +130,18 @@ def test_size(facts: DatasetFacts, values: Values) -> Reasoned:
     # With less, small objects or whole scenes are not recognized, even with many steps.
     needed = min(max(_MIN_OBJECT_SIDE / small, _MIN_SHRUNK_SIZE), full)
     size = _round_up(max(full * facts.shrink, needed))
-    limit = f"the maximum for a {facts.device.upper()} is {maximum}"
-    if high < maximum:
-        limit = f"images are enlarged at most {_MAX_ENLARGEMENT:g} times"
     lost = float((train.sides * size / short[train.owners] < TINY).mean())
-    return size, (
+    reason = (
         f"{objects} have sides below {small:.1%} of the short side of their image (median "
-        f"{median:.0f} pixels). They have {_OBJECT_SIDE} pixels, seven cells of the finest feature "
-        f"map, if the short side is {required:.0f}"
-        + f"; {limit}" * (required > high)
-        + f"; times {facts.shrink:g} to fit into the minutes" * (facts.shrink < 1)
-        + f", but at least {needed:.0f} for the objects" * (needed > full * facts.shrink)
-        + f". {lost:.0%} of the objects are then smaller than {TINY} pixels and will hardly be "
-        "detected: INPUT.TILE, which cuts images into tiles, would help more" * (lost > 0.05)
+        f"{median:.0f} pixels), or {_OBJECT_SIDE} pixels if it has {required:.0f}; at most "
+        f"{high:.0f}"
     )
+    if facts.shrink < 1:
+        reason += f"; times {facts.shrink:g} to fit into the minutes, but at least {needed:.0f}"
+    if lost > 0.05:
+        reason += f". {lost:.0%} of the objects are then smaller than {TINY} pixels and will hardly"
+        reason += " be detected: INPUT.TILE, which cuts images into tiles, would help more"
+    return size, reason
 
 
 def train_sizes(_: DatasetFacts, values: Values) -> list[int]:

@@ -1,14 +1,15 @@
 """Measure the channels and values of a sample of images."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from detlite.data.images.formats import open_image
-from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
+from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
 from detlite.data.images.sources import DECODE_ERRORS, ImageSource, Pixels
 from detlite.files.errors import DataError
 
@@ -34,9 +35,12 @@ class ImageValues:
     """
 
     options: ImageOptions
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     reason: str = ""
+
+
+DEFAULT_VALUES = ImageValues(DEFAULT_OPTIONS)
 
 
 def spread(files: Sequence[T]) -> Sequence[T]:
@@ -60,7 +64,11 @@ def measure_values(files: Sequence[ImageSource], options: ImageOptions) -> Image
     deep = [x.array for x in samples if x.array.dtype not in (np.uint8, np.bool_)]
     if deep and options.bits == 16 and not options.value_range:
         options, reason = _fit_range(deep, options)
-    read = list(_read(samples, options))
+    read = []
+    for pixels in samples:
+        with suppress(DataError):  # a sample that the options do not fit
+            image = pixels_to_tensor(pixels, options, "sample")
+            read.append(image.flatten(1).T.double().numpy() / 255)
     values = np.concatenate(read) if read else np.full((1, options.channels), 0.5)
     mean, std = values.mean(axis=0), values.std(axis=0).clip(min=0.01)
     return ImageValues(options, tuple(mean.round(4).tolist()), tuple(std.round(4).tolist()), reason)
@@ -102,13 +110,3 @@ def _fit_range(arrays: Sequence[np.ndarray], options: ImageOptions) -> tuple[Ima
     ranges = tuple(float(f"{x:.5g}") for pair in zip(low, high, strict=True) for x in pair)
     reason += ", of which 99.8 % are in the range from black to white (VALUE_RANGE)"
     return replace(options, value_range=ranges), reason
-
-
-def _read(samples: Sequence[Pixels], options: ImageOptions) -> Iterator[np.ndarray]:
-    """Yield the values [P, C], from 0 to 1, of the samples that the options fit."""
-    for pixels in samples:
-        try:
-            image = pixels_to_tensor(pixels, options, "sample")
-        except DataError:
-            continue
-        yield image.flatten(1).T.double().numpy() / 255

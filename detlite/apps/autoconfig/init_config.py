@@ -1,7 +1,7 @@
 """The config file that `detlite init` writes for a dataset."""
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from detlite.apps.dataset_formats import find_sets
@@ -13,7 +13,7 @@ from detlite.data.images.pixels import build_image_options
 from detlite.threads import limit_threads
 
 from .configs import derive_config
-from .dataset_facts import BASE, Choice, DatasetFacts
+from .dataset_facts import BASE, Choice
 from .yaml_text import config_text, dataset_choices
 
 
@@ -37,10 +37,10 @@ def init_config(options: Namespace, log: Callable[[str], None]) -> str:
     fixed = dataset_choices(sets, text)
     if weights:
         weights = str(Path(weights).absolute()) if Path(weights).is_file() else weights
-        reason = "initial weights; the other keys of MODEL and INPUT are theirs"
-        fixed.append(Choice("MODEL.WEIGHT", weights, reason))
-        reason = "keep what the heads know of categories with the same name"
-        fixed.append(Choice("MODEL.REINIT_HEADS", True, reason))
+        fixed += [
+            Choice("MODEL.WEIGHT", weights, "the other keys of MODEL and INPUT are theirs"),
+            Choice("MODEL.REINIT_HEADS", True, "keep the heads of categories with the same name"),
+        ]
     if options.minutes:
         fixed.append(Choice("SOLVER.MAX_MINUTES", options.minutes))
     if weights or options.minutes:
@@ -48,31 +48,17 @@ def init_config(options: Namespace, log: Callable[[str], None]) -> str:
     opts = [word for choice in fixed for word in (choice.key, choice.value)] + overrides
     with explain_dead_loader():
         cfg, choices, facts = derive_config(opts, weights, log)
-    for key in _heads_without_evaluation(facts):
-        if key not in overrides[::2]:
-            log(
-                f"{key} is False, although all training objects would fit: objects of the "
-                "evaluation set do not. Name another set with --val"
-            )
     # What training will skip, reinterpret or switch off because of the data.
     parts = build_train_dataset(cfg).parts
     log(findings_of([*parts, *build_test_datasets(cfg)], parts))
-    stated = {choice.key: choice.reason for choice in fixed}
-    stated |= dict.fromkeys(overrides[::2], "given on the command line")
-    chosen = {choice.key: choice.reason for choice in choices}
-    reasons = {key: reason for key, reason in stated.items() if key not in chosen} | chosen
-    values = dict(flatten(cfg))
-    keys: Sequence[str] = [key for key in reasons if key in values]
+    reasons = {choice.key: choice.reason for choice in fixed}
+    reasons |= dict.fromkeys(overrides[::2], "given on the command line")
+    for choice in choices:
+        reasons.pop(choice.key, None)  # the choices are the last keys of the file
+        reasons[choice.key] = choice.reason
+    values, keys = dict(flatten(cfg)), [*reasons]
     if weights:  # without a base
         defaults = dict(flatten(load_config(None)))
         keys = [key for key in values if values[key] != defaults[key]]
-    written = [Choice(key, values[key], reasons.get(key, "")) for key in keys]
+    written = [Choice(key, values[key], reasons.get(key, "")) for key in keys if key in values]
     return config_text(written, facts.summary, "" if weights else BASE)
-
-
-def _heads_without_evaluation(facts: DatasetFacts) -> list[str]:
-    """Return the keys of heads that only the evaluation set prevents."""
-    train = facts.train
-    masks = train.with_masks == len(train.boxes) and not facts.masks
-    keypoints = 0 < train.keypoint_objects == train.with_keypoints and not facts.keypoints
-    return ["MODEL.MASK_ON"] * masks + ["MODEL.KEYPOINT_ON"] * keypoints

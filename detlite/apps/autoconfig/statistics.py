@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -22,7 +23,7 @@ from detlite.data.transforms.tiles import TrainingTiles
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import keypoint_names
 
-from .image_values import ImageValues, measure_values, spread
+from .image_values import DEFAULT_VALUES, ImageValues, measure_values, spread
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class DatasetStatistics:
         sizes: float64 [I, 2], (height, width) of the images.
         boxes: float64 [N, 4], (x, y, width, height) in pixels of the image.
         owners: int64 [N], index of the image of each object.
-        labels: int64 [N], index in `categories` of each object.
+        labels: int64 [N], index in `names` of each object.
         areas: float64 [N], pixels of the objects.
-        categories: (name, number of objects, number of images) of each category, ordered by id.
+        names: names of the categories, ordered by id.
         with_masks: number of objects with a valid segmentation.
         keypoints: names of the keypoints, if a category has any.
         with_keypoints: number of objects with labeled keypoints.
@@ -49,7 +50,7 @@ class DatasetStatistics:
         empty: number of images without annotations.
         tiles: number of tiles of images with objects, and of whole images trained next to them; 0
             if the images are not divided.
-        values: channels and values of the images, from the sample; None: RGB of 8 bits.
+        values: channels and values of the images, from the sample.
     """
 
     sizes: np.ndarray
@@ -57,7 +58,7 @@ class DatasetStatistics:
     owners: np.ndarray
     labels: np.ndarray
     areas: np.ndarray
-    categories: list[tuple[str, int, int]]
+    names: list[str]
     with_masks: int
     keypoints: list[str]
     with_keypoints: int
@@ -68,12 +69,20 @@ class DatasetStatistics:
     empty: int = 0
     tiles: int = 0
     keypoint_pairs: Sequence[list[str]] = ()
-    values: ImageValues | None = None
+    values: ImageValues = DEFAULT_VALUES
 
     @property
     def images(self) -> int:
         """Number of images, or of tiles."""
         return len(self.sizes)
+
+    @cached_property
+    def categories(self) -> list[tuple[str, int, int]]:
+        """(name, number of objects, number of images) of each category."""
+        images, length = len(self.sizes), len(self.names)
+        in_images = np.unique(self.labels * images + self.owners) // images
+        counts = (np.bincount(x, minlength=length).tolist() for x in (self.labels, in_images))
+        return [*zip(self.names, *counts, strict=True)]
 
     @property
     def per_image(self) -> np.ndarray:
@@ -102,11 +111,11 @@ class DatasetStatistics:
         see `TrainingTiles.exceeding`.
         """
         tiles, exceeding = TrainingTiles(side), np.zeros(len(self.boxes), bool)
-        corners = self.boxes + np.pad(self.boxes[:, :2], ((0, 0), (2, 0)))
-        for number, rows in enumerate(self.by_image):
-            height, width = self.sizes[number].astype(int).tolist()
-            boxes = torch.from_numpy(corners[rows])
-            exceeding[rows] = tiles.exceeding(boxes, (height, width)).numpy()
+        corners = torch.from_numpy(self.boxes + np.pad(self.boxes[:, :2], ((0, 0), (2, 0))))
+        order = np.argsort(self.owners, kind="stable")
+        by_image = np.split(order, np.cumsum(self.per_image)[:-1])
+        for (height, width), rows in zip(self.sizes.astype(int).tolist(), by_image, strict=True):
+            exceeding[rows] = tiles.exceeding(corners[rows], (height, width)).numpy()
         grid = np.ceil(self.sizes / side).astype(np.int64)
         first = np.concatenate([[0], np.cumsum(grid.prod(axis=1))])
         centers = self.boxes[:, :2] + self.boxes[:, 2:] / 2
@@ -123,22 +132,12 @@ class DatasetStatistics:
             sizes=np.concatenate([sizes, self.sizes[whole]]),
             boxes=np.concatenate([self.boxes[:, :2] - cells * side, self.boxes[:, 2:]], axis=1),
             owners=owners,
-            categories=_count([name for name, *_ in self.categories], self.labels, owners),
         )
-
-    @property
-    def by_image(self) -> list[np.ndarray]:
-        """Indices of the objects of each image."""
-        order = np.argsort(self.owners, kind="stable")
-        return np.split(order, np.cumsum(self.per_image)[:-1])
 
     def select(self, keep: np.ndarray) -> "DatasetStatistics":
         """Return the statistics of the objects for which `keep`, bool [N], is True."""
-        owners, labels = self.owners[keep], self.labels[keep]
-        names = [name for name, *_ in self.categories]
-        boxes, areas = self.boxes[keep], self.areas[keep]
-        return replace(self, boxes=boxes, areas=areas, owners=owners, labels=labels,
-                       categories=_count(names, labels, owners))  # fmt: skip
+        columns = ("boxes", "areas", "owners", "labels")
+        return replace(self, **{name: getattr(self, name)[keep] for name in columns})
 
 
 def compute_statistics(
@@ -174,7 +173,7 @@ def compute_statistics(
     owners = table.owners
     used = np.flatnonzero(selection.objects(table.flags) & np.isin(owners, numbers))
     owners, boxes = owners[used], table.column("boxes")[used]
-    labels, areas = table.column("category_ids")[used], table.column("areas")[used]
+    labels = table.column("category_ids")[used]
     if not len(boxes):
         problem = f"{annotations}: no image has an object that can be trained on"
         found = table_findings(table, selection, skip=True)
@@ -189,15 +188,13 @@ def compute_statistics(
         problems[masks, keypoints] = bad + len(bad_images), texts[0] if texts else ""
     with_masks = table.counts(replace(selection, masks=True).objects)
     with_keypoints = table.counts(selection.objects, table.column("labeled") > 0)
-    ids, names = zip(*((row["id"], str(row["name"])) for row in categories), strict=True)
-    numbered = np.searchsorted(ids, labels)
     return DatasetStatistics(
         sizes=table.sizes.astype(np.float64),
         boxes=boxes,
         owners=owners,
-        labels=numbered,
-        areas=areas,
-        categories=_count(names, numbered, owners),
+        labels=np.searchsorted([row["id"] for row in categories], labels),
+        areas=table.column("areas")[used],
+        names=[str(row["name"]) for row in categories],
         with_masks=int(with_masks[numbers].sum()),
         keypoints=table.keypoint_names,
         with_keypoints=int(with_keypoints[numbers].sum()),
@@ -209,14 +206,6 @@ def compute_statistics(
         keypoint_pairs=next(filter(None, map(_keypoint_pairs, categories)), []),
         values=values,
     )
-
-
-def _count(
-    names: Sequence[str], labels: np.ndarray, owners: np.ndarray
-) -> list[tuple[str, int, int]]:
-    """Return the category names with their numbers of objects and images."""
-    images = [owners[labels == label] for label in range(len(names))]
-    return [(name, len(x), len(np.unique(x))) for name, x in zip(names, images, strict=True)]
 
 
 def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple[float, np.ndarray]:
@@ -239,17 +228,11 @@ def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple
 def _keypoint_pairs(category: Mapping[str, Any]) -> list[list[str]]:
     """Return the pairs of keypoints that a category lists for mirroring, [] if none.
 
-    `flip_idx` (ultralytics) contains the index of the counterpart of each keypoint, `swap` (mmpose)
-    its name. If a keypoint is in several pairs, none is used.
+    `flip_idx` (ultralytics) contains the index of the counterpart of each keypoint.
     """
-    names, pairs = keypoint_names([dict(category)]), []
-    indices, others = category.get("flip_idx"), category.get("swap")
-    if isinstance(indices, list) and {*map(parse_integer, indices)} == {*range(len(names))}:
-        others = [names[int(index)] for index in indices]
-    if isinstance(others, dict):
-        others = [others.get(name) for name in names]
-    for name, other in zip(names, others if isinstance(others, list) else (), strict=False):
-        if other in names and other != name and [other, name] not in pairs:
-            pairs.append([name, other])
-    paired = [name for pair in pairs for name in pair]
-    return pairs if len({*paired}) == len(paired) else []
+    names, flipped = keypoint_names([dict(category)]), category.get("flip_idx")
+    indices = [*map(parse_integer, flipped)] if isinstance(flipped, list) else []
+    pairs = [(first, second) for first, second in enumerate(indices) if first != second]
+    if {*indices} != {*range(len(names))} or {(b, a) for a, b in pairs} != {*pairs}:
+        return []
+    return [[names[a], names[b]] for a, b in pairs if b is not None and a < b]

@@ -9,11 +9,11 @@ from .dataset_facts import DatasetFacts, Reasoned, Values, resize_factors
 # Pixels per batch. Short trainings with many small steps reached higher AP than with few large
 # steps of the same number of images (docs/training.md). On a CPU they also take no longer, but a
 # GPU would be idle.
-_BATCH_PIXELS = {"cpu": 3e5, "gpu": 4e6}
+_BATCH_PIXELS = {"CPU": 3e5, "GPU": 4e6}
 # EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/formats.md); float32 takes twice that.
 _BYTES_PER_PIXEL = 5000
 # By (pretrained, device).
-_EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu"): 36}
+_EPOCHS = {(True, "CPU"): 6, (True, "GPU"): 12, (False, "CPU"): 12, (False, "GPU"): 36}
 # Minimum number of steps, by `pretrained`. Batches below _MIN_STEPS_BATCH need more steps for the
 # same number of images.
 _MIN_STEPS = {True: 200, False: 400}
@@ -56,13 +56,12 @@ def batch_size(facts: DatasetFacts, values: Values) -> Reasoned:
     size = processes * 2 ** max(round(math.log2(min(max(min(useful, fits), 1), 16))), 0)
     if size > (count := _train_images(facts, values)):
         return max(count // processes, 1) * processes, f"there are {count} training images"
-    image = f"an image has {pixels / 1e6:.2f} million pixels"
-    best = f"{_BATCH_PIXELS[facts.device] / 1e6:g} million per step are best on a"
-    reason = f"{image}, and about {best} {facts.device.upper()}"
+    reason = f"an image has {pixels / 1e6:.2f} million pixels, and "
     if fits < max(useful, 1):
-        reason = f"{image}, so half of the memory ({memory / 1e9:.0f} GB) is enough for {fits:.0f}"
-    elif useful < 1:
-        reason = f"one image is the minimum: {image}, while about {best} {facts.device.upper()}"
+        reason += f"half of the memory ({memory / 1e9:.0f} GB) is enough for {fits:.0f}"
+    else:
+        best = f"{_BATCH_PIXELS[facts.device] / 1e6:g} million"
+        reason += f"about {best} per step are best on a {facts.device}"
     return size, reason + f"; for each of {processes} processes" * (processes > 1)
 
 
@@ -70,23 +69,23 @@ def recommended_steps(facts: DatasetFacts, values: Values) -> Reasoned:
     """Return the number of steps that training should have, and why."""
     count, pretrained = _train_images(facts, values), bool(values.get("MODEL.WEIGHT"))
     size, unit = values["SOLVER.IMS_PER_BATCH"], "tiles" if facts.train.tiles else "images"
-    return steps_for_images(count, size, pretrained, facts.device, unit)
-
-
-def steps_for_images(
-    count: int, size: int, pretrained: bool, device: str, unit: str = "images"
-) -> tuple[int, str]:
-    """Return the number of steps for `count` images in batches of `size`, and why."""
-    epochs = _EPOCHS[pretrained, device]
-    weights = "pretrained" if pretrained else "random"
-    min_steps = math.ceil(_MIN_STEPS[pretrained] * max(_MIN_STEPS_BATCH / size, 1))
-    steps = max(math.ceil(epochs * count / size), min_steps)
-    steps = math.ceil(steps / 10) * 10
-    reason = f"{epochs} epochs of {count} {unit} from {weights} weights on a {device.upper()}"
+    steps, min_steps = steps_for_images(count, size, pretrained, facts.device)
+    epochs, weights = _EPOCHS[pretrained, facts.device], "pretrained" if pretrained else "random"
+    reason = f"{epochs} epochs of {count} {unit} from {weights} weights on a {facts.device}"
     if steps * size > 1.2 * epochs * count:
         epochs = round(steps * size / count)
         reason = f"at least {min_steps} steps, which are {epochs} epochs of {count} {unit}"
     return steps, f"{reason}; more steps improve the model further"
+
+
+def steps_for_images(count: int, size: int, pretrained: bool, device: str) -> tuple[int, int]:
+    """Return the number of steps for `count` images in batches of `size`, and its minimum.
+
+    `device` is "CPU" or "GPU".
+    """
+    min_steps = math.ceil(_MIN_STEPS[pretrained] * max(_MIN_STEPS_BATCH / size, 1))
+    steps = max(math.ceil(_EPOCHS[pretrained, device] * count / size), min_steps)
+    return math.ceil(steps / 10) * 10, min_steps
 
 
 def planned_steps(facts: DatasetFacts, values: Values) -> int | None:
@@ -150,17 +149,13 @@ def test_period(facts: DatasetFacts, values: Values) -> Reasoned | None:
 
 def best_metric(facts: DatasetFacts, values: Values) -> Reasoned:
     """Choose SOLVER.BEST_METRIC."""
-    kept = "the best model is kept as model_best.pth"
-    last = "model_best.pth is then the final model"
+    kept = "best" if evaluations(facts, values)[0] >= 2 else "final"
     metric = "segm/AP" if values["MODEL.MASK_ON"] else "bbox/AP"
-    return metric, kept if evaluations(facts, values)[0] >= 2 else last
+    return metric, f"model_best.pth is the {kept} model"
 
 
 def checkpoint_period(facts: DatasetFacts, values: Values) -> Reasoned:
     """Choose SOLVER.CHECKPOINT_PERIOD for a run that is not evaluated before its end."""
-    steps, what = planned_steps(facts, values), "all steps"
-    if steps is None:
-        steps, _ = recommended_steps(facts, values)
-        what = f"the recommended number of steps ({steps})"
-    reason = f"a fifth of {what}; an interrupted run continues from the last checkpoint"
+    steps = planned_steps(facts, values) or recommended_steps(facts, values)[0]
+    reason = f"a fifth of {steps} steps; an interrupted run continues from the last checkpoint"
     return math.ceil(steps / 5), reason

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,7 @@ import yaml
 
 from detlite.apps.dataset_formats import Source
 
-from .dataset_facts import BASE, Choice
-
-_WIDTH = 98
-_KEY = re.compile(r"( *)([A-Z][A-Z0-9_]*):")
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes lists on one line, except those of mappings."""
-
-
-def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
-    flow = not any(isinstance(item, dict) for item in data)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flow)
-
-
-_Dumper.add_representer(list, _represent_list)
+from .dataset_facts import Choice
 
 
 def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
@@ -46,48 +31,58 @@ def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
         }
         for split, source in sets.items()
     ]
-    no_test = "" if "val" in sets else "an evaluation on the training images would be misleading"
     reason = f"{summary}. The paths below are relative to this folder"
     return [
         Choice("OUTPUT_DIR", f"output/{name}", "folder for the files of a run"),
         Choice("DATASETS.ROOT", root.as_posix(), reason),
         Choice("DATASETS.CATALOG", entries),
         Choice("DATASETS.TRAIN", [f"{name}_train"]),
-        Choice("DATASETS.TEST", [f"{name}_val"] * ("val" in sets), no_test),
+        Choice("DATASETS.TEST", [f"{name}_val"] * ("val" in sets), "not the training images"),
     ]
 
 
-def config_text(choices: Sequence[Choice], summary: str, base: str = BASE) -> str:
+def config_text(choices: Sequence[Choice], summary: str, base: str) -> str:
     """Return the text of a config file whose keys extend `base`, unless that is ""."""
-    tree: dict[str, Any] = {"_BASE_": base} if base else {}
+    tree: dict[str, Any] = {}
     for choice in choices:
         *sections, leaf = choice.key.split(".")
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
-        node[leaf] = choice.value
-    reasons = {choice.key: choice.reason for choice in choices}
-    lines = _comment(
+        node[leaf] = choice
+    intro = (
         f"Written by `detlite init` for {summary}. All keys may be changed; docs/config.md "
         "describes them. Train with `detlite train --config` and the name of this file."
     )
-    path: list[str] = []
-    dumped = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
-    for line in dumped.splitlines():
-        if match := _KEY.match(line):
-            indent, key = match.groups()
-            path = [*path[: len(indent) // 2], key]
-            lines += (
-                [""] if line == f"{key}:" else _comment(reasons.get(".".join(path), ""), indent)
-            )
-        lines.append(line)
+    lines = [*_comment(intro, ""), *([f"_BASE_: {base}"] if base else []), *_section(tree, "")]
     return "\n".join(lines) + "\n"
 
 
-def _comment(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-    )
+def _section(section: Mapping[str, Any], indent: str) -> Iterator[str]:
+    """Yield the lines of a section, whose values are choices or sections."""
+    for name, node in section.items():
+        if not isinstance(node, Choice):
+            yield from ([] if indent else [""])
+            yield f"{indent}{name}:"
+            yield from _section(node, indent + "  ")
+            continue
+        yield from _comment(node.reason, indent)
+        if isinstance(node.value, list) and dict in map(type, node.value):
+            yield f"{indent}{name}:"
+            yield from (f"{indent}- {_in_one_line(row)}" for row in node.value)
+        else:
+            yield f"{indent}{name}: {_in_one_line(node.value)}"
+
+
+def _in_one_line(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True,
+                          width=math.inf)  # fmt: skip
+    return text.removesuffix("\n...\n").strip()
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    start = f"{indent}# "
+    return textwrap.wrap(text, 98, initial_indent=start, subsequent_indent=start)
 
 
 def _dataset_name(images: Path) -> str:

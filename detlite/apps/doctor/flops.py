@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from yacs.config import CfgNode
 
+from detlite.apps.doctor.machine import aligned
 from detlite.data.transforms.resize import resize_shortest
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
@@ -111,20 +112,15 @@ def _rows(
 
 def cost_table(rows: list[ModuleCost]) -> str:
     """Format the rows as a table, with modules indented under their parents, and the memory."""
-    lines = [("module", "parameters", "trained", "GFLOP", "percent", "activations, M")]
+    lines = [["module", "parameters", "trained", "GFLOP", "percent", "activations, M"]]
     for row in rows:
         indent = "  " * (row.module.count(".") + 1) if row.module else ""
         name = indent + (row.module.rpartition(".")[2] or "model")
         counts = f"{row.parameters:,}", f"{row.trained:,}", f"{row.gflop:.2f}"
-        lines.append((name, *counts, f"{row.percent:.1f} %", f"{row.activations:.2f}"))
-    width, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-    table = [
-        "  ".join([name.ljust(width), *(x.rjust(w) for x, w in zip(numbers, widths, strict=True))])
-        for name, *numbers in lines
-    ]
-    parameters = rows[0].parameters
+        lines.append([name, *counts, f"{row.percent:.1f} %", f"{row.activations:.2f}"])
+    millions = rows[0].parameters / 1e6
     return "\n".join([
-        *table, "",
-        f"weights: {4e-6 * parameters:.0f} MB (float32), {2e-6 * parameters:.0f} MB (bfloat16)",
+        *aligned(lines), "",
+        f"weights: {4 * millions:.0f} MB (float32), {2 * millions:.0f} MB (bfloat16)",
         "training adds a gradient and one (SGD) or two (AdamW) states per trained parameter",
     ])  # fmt: skip

@@ -179,7 +179,7 @@ def _recommended(run: Run) -> int:
     cfg = run.cfg
     if not cfg.SOLVER.MAX_MINUTES or not run.train_images or cfg.INPUT.TILE:
         return 0
-    device = "cpu" if torch_device(cfg.MODEL.DEVICE).type == "cpu" else "gpu"
+    device = "CPU" if torch_device(cfg.MODEL.DEVICE).type == "cpu" else "GPU"
     pretrained, size = bool(cfg.MODEL.WEIGHT), cfg.SOLVER.IMS_PER_BATCH
     return steps_for_images(run.train_images, size, pretrained, device)[0]
 

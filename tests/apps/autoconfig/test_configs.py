@@ -11,7 +11,7 @@ import yaml
 from torchvision.models import detection, get_weight
 
 import detlite
-from detlite.apps.autoconfig.configs import config_by_data, config_by_weights, derive_config
+from detlite.apps.autoconfig.configs import config_for, derive_config
 from detlite.apps.autoconfig.dataset_facts import DatasetFacts
 from detlite.apps.autoconfig.image_values import ImageValues
 from detlite.apps.autoconfig.rules import choose
@@ -21,8 +21,9 @@ from detlite.checkpoint.weight_catalog import COCO, coco_weights
 from detlite.config import ConfigError, load_config
 from detlite.data import DataError
 from detlite.data.images.pixels import ImageOptions
-from tests.apps.autoconfig.test_rules import statistics
 from tests.data.servers import FileServer
+
+from .builders import statistics
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +36,11 @@ def timed(monkeypatch):
 
 
 def by_data(facts, *opts):
-    return config_by_data(facts, opts)[0]
+    return config_for(facts, opts)[0]
 
 
 def by_weights(facts, checkpoint, *opts):
-    return config_by_weights(facts, opts, checkpoint)[0]
+    return config_for(facts, opts, checkpoint)[0]
 
 
 @pytest.fixture
@@ -57,8 +58,8 @@ def checkpoint() -> Checkpoint:
 
 
 def test_without_overrides_the_rules_apply(facts):
-    cfg, choices, _ = config_by_data(facts, [])
-    assert choices == choose(facts)
+    cfg, choices, _ = config_for(facts, [])
+    assert choices == choose(facts, {})
     values = {one.key: one.value for one in choices}
     assert list(cfg.MODEL.RPN.ANCHOR_SIZES) == values["MODEL.RPN.ANCHOR_SIZES"]
     assert (cfg.SOLVER.LR_SCHEDULE, cfg.SOLVER.IMS_PER_BATCH) == ("cosine", 1)
@@ -184,6 +185,11 @@ def test_images_are_checked_with_the_limits_of_the_run(make_coco_dataset):
         image.write_bytes(b"")
     unchecked = derive_config([*opts, "DATASETS.CHECK_IMAGES", False], None)[0]
     assert unchecked.DATASETS.ON_BAD_ANNOTATION == "error"  # unchecked
+
+
+def test_the_keys_of_a_retinanet_are_not_chosen(facts):
+    with pytest.raises(ConfigError, match="the keys are chosen for R-CNNs"):
+        by_data(facts, "MODEL.META_ARCHITECTURE", "RetinaNet")
 
 
 @pytest.mark.parametrize(

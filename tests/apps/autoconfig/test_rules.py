@@ -6,55 +6,18 @@ import math
 import numpy as np
 import pytest
 
-from detlite.apps.autoconfig.dataset_facts import DatasetFacts
+from detlite.apps.autoconfig.dataset_facts import BASE, DatasetFacts
 from detlite.apps.autoconfig.rules import choose, learning_rate
-from detlite.apps.autoconfig.statistics import DatasetStatistics
 from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 from detlite.config import load_config
 
-
-def statistics(
-    images=400, size=(480, 640), sides=(20, 200), per_image=5, ratio=1.0, categories=2, masks=1.0,
-    keypoints=(), top_bottom=0.0, low=0.5,
-):  # fmt: skip
-    """Return statistics of objects with log-uniformly distributed sides."""
-    count = images * per_image
-    side = np.exp(np.linspace(np.log(sides[0]), np.log(sides[1]), count))
-    side = np.random.default_rng(0).permutation(side)
-    width, height = side / ratio**0.5, side * ratio**0.5
-    y = low * size[0] - height / 2
-    return DatasetStatistics(
-        sizes=np.tile(np.array(size, float), (images, 1)),
-        boxes=np.stack([np.zeros(count), y, width, height], axis=1),
-        owners=np.repeat(np.arange(images), per_image),
-        labels=np.arange(count) % categories,
-        areas=width * height,
-        categories=[(f"c{k}", count // categories, images) for k in range(categories)],
-        with_masks=int(masks * count),
-        keypoints=list(keypoints),
-        with_keypoints=count if keypoints else 0,
-        keypoint_objects=count if keypoints else 0,
-        problems={(True, False): (count - int(masks * count), "no mask")},
-        decoding=0.01,
-        top_bottom=np.full(32, top_bottom),
-    )
+from .builders import MACHINES, choices_for, statistics, values_for
 
 
-def choices_for(train, machine, val=None, fixed=None, **facts):
-    """Return the choices by key."""
-    choices = choose(DatasetFacts(train, val, machine, **facts), fixed or {})
-    return {choice.key: choice for choice in choices}
-
-
-def values_for(train, machine, val=None, fixed=None, **facts):
-    choices = choices_for(train, machine, val or statistics(images=100), fixed, **facts)
-    return {key: choice.value for key, choice in choices.items()}
-
-
-def case(chosen, val=None, machine="cpu", fixed=None, **train):
+def case(chosen, val=None, machine="cpu", fixed=None, facts=None, **train):
     """Return values that are chosen (None: the key is not), and for which data and machine."""
-    return chosen, train, val, machine, fixed or {}
+    return chosen, train, val, machine, fixed or {}, facts or {}
 
 
 SMALL, BOTH = (256, 256), {"categories": 7, "keypoints": ["nose", "tail"]}
@@ -63,6 +26,8 @@ BODY, WEIGHT = "MODEL.BACKBONE.CONV_BODY", "MODEL.WEIGHT"
 PROPOSALS, SAMPLES = "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"
 DETECTIONS, BATCH = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", "SOLVER.IMS_PER_BATCH"
 FLIP, SKIP = "INPUT.VERTICAL_FLIP_PROB_TRAIN", "DATASETS.ON_BAD_ANNOTATION"
+UNLABELED, WORKERS = "TEST.UNLABELED_IMAGES", "DATALOADER.NUM_WORKERS"
+LABELED = {"keypoints": ["nose"], "with_keypoints": 200}
 NO_MASKS = {"MODEL.MASK_ON": False, "SOLVER.BEST_METRIC": "bbox/AP"}
 CASES = {
     "small objects are enlarged at most twice": case(
@@ -92,10 +57,6 @@ CASES = {
     "many boxes": case({PROPOSALS: 1000, SAMPLES: 1024, DETECTIONS: 200}, per_image=150),
     "a crowded image of val": case(
         {DETECTIONS: 900, PROPOSALS: 1800}, val={"images": 2, "per_image": 698}, images=50),
-    "RetinaNet": case(
-        {"MODEL.RETINANET.NUM_CLASSES": 3, "MODEL.MASK_ON": False, "MODEL.RPN.ANCHOR_SIZES": None,
-         SAMPLES: None},
-        fixed={"MODEL.META_ARCHITECTURE": "RetinaNet"}, size=(512, 512), sides=(28, 60)),
     "batches of small images": case({BATCH: 4}, size=SMALL, sides=(100, 200)),
     "batches on a GPU": case({BATCH: 16}, machine="gpu", size=SMALL, sides=(100, 200)),
     "large images": case({BATCH: 1}, sides=(10, 20)),
@@ -106,26 +67,34 @@ CASES = {
     "workers on a GPU": case({"DATALOADER.NUM_WORKERS": 8}, machine="gpu"),
     "no visible direction": case({FLIP: 0.5}),
     "too few images to tell": case({FLIP: None}, images=1),
-    "brighter above": case({FLIP: None}, top_bottom=0.1),
+    "brighter above": case({FLIP: None}, top_bottom=np.full(32, 0.1)),
     "high objects": case({FLIP: None}, ratio=1.5),
     "objects below": case({FLIP: None}, low=0.7),
     "keypoints show a direction": case({FLIP: None}, keypoints=["nose"]),
+    "tiny objects that show a direction": case(
+        {SIZE: 640, "INPUT.TILE": None}, size=(4000, 6000), sides=(15, 30), keypoints=["nose"]),
+    "one object in ten has keypoints": case(
+        {"MODEL.KEYPOINT_ON": True}, val=LABELED, **LABELED),
+    "fewer have keypoints": case(
+        {"MODEL.KEYPOINT_ON": False}, val=LABELED, **LABELED | {"with_keypoints": 199}),
+    "no problems": case(dict.fromkeys((SKIP, "DATASETS.BACKGROUND_IMAGES", UNLABELED))),
+    "a large test set is evaluated once": case(
+        {"SOLVER.TEST_PERIOD": 0, "SOLVER.BEST_METRIC": "segm/AP", "SOLVER.CHECKPOINT_PERIOD": 320},
+        images=40, val={"images": 5000}),
+    "an unknown number of steps": case(
+        {"SOLVER.CHECKPOINT_PERIOD": 480, "SOLVER.CHECKPOINTS_KEPT": 1, "SOLVER.TEST_PERIOD": None},
+        fixed={"SOLVER.MAX_MINUTES": 60}, facts={"processes": 2}),
+    "slow images, untimed steps": case({WORKERS: 0}, decoding=0.2),
+    "slow images, fast steps": case({WORKERS: 1}, decoding=0.2, facts={"step_seconds": 1.0}),
+    "slow images, slow steps": case({WORKERS: 0}, decoding=0.2, facts={"step_seconds": 60.0}),
 }  # fmt: skip
 
 
-@pytest.fixture
-def machines(cpu, gpu):
-    return {
-        "cpu": cpu, "gpu": gpu, "installed": dataclasses.replace(cpu, pretrained=True),
-        "poor gpu": dataclasses.replace(gpu, gpu_memory=2_000_000_000),
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_choices(name, machines):
-    chosen, train, val, machine, fixed = CASES[name]
+def test_choices(name):
+    chosen, train, val, machine, fixed, facts = CASES[name]
     val = statistics(**val) if val is not None else None
-    values = values_for(statistics(**train), machines[machine], val, fixed)
+    values = values_for(statistics(**train), MACHINES[machine], val, fixed, **facts)
     assert {key: values.get(key) for key in chosen} == chosen
 
 
@@ -133,8 +102,7 @@ def test_the_category_with_the_smallest_objects_counts(cpu):
     train = statistics(images=100, per_image=20, sides=(200, 200.1), categories=1)
     boxes, labels = train.boxes.copy(), train.labels.copy()
     boxes[:100, 2:], labels[:100] = 40, 1  # one in twenty
-    rows = [("cell", 1900, 100), ("platelet", 100, 100)]
-    train = dataclasses.replace(train, boxes=boxes, labels=labels, categories=rows)
+    train = dataclasses.replace(train, boxes=boxes, labels=labels, names=["cell", "platelet"])
     choices = choices_for(train, cpu)
     assert choices["INPUT.MIN_SIZE_TEST"].value == 352
     assert "half of the objects of category platelet have" in choices["INPUT.MIN_SIZE_TEST"].reason
@@ -147,21 +115,6 @@ def test_anchors_follow_from_given_sizes(cpu):
 
     trained = sizes(MIN_SIZE_TRAIN=(1024,))
     assert trained == sizes(MIN_SIZE_TRAIN=(1024,), MIN_SIZE_TEST=1024) != sizes()
-    retinanet = values_for(
-        statistics(size=(512, 512), sides=(28, 60)), cpu,
-        fixed={"MODEL.META_ARCHITECTURE": "RetinaNet"},
-    )["MODEL.RETINANET.ANCHOR_SIZES"]  # fmt: skip
-    assert 16 <= retinanet[0] <= 32  # the smallest objects, but at least two cells of stride 8
-    assert [round(size / retinanet[0]) for size in retinanet] == [1, 2, 4, 8, 16]
-
-
-def test_tiny_objects_in_large_images_are_mentioned(cpu, gpu):
-    train = statistics(size=(4000, 6000), sides=(15, 30), keypoints=["nose"])
-    for machine, size in ((cpu, 640), (gpu, 800)):
-        choices = choices_for(train, machine)
-        assert choices["INPUT.MIN_SIZE_TEST"].value == size
-        assert "smaller than 8 pixels" in choices["INPUT.MIN_SIZE_TEST"].reason
-        assert choices.keys().isdisjoint({"SOLVER.TEST_PERIOD", "INPUT.TILE"})
 
 
 @pytest.mark.parametrize(("size", "sides"), [((4000, 6000), (15, 30)), ((1400, 1000), (18, 40))])
@@ -197,24 +150,6 @@ def test_statistics_of_tiles():
     assert tiled.per_image.tolist() == [1, 1, 0, 1, 0, 1]
     assert [count for *_, count in tiled.categories] == [2, 2]
     assert train.tiled(300).per_image.tolist() == [2, 2]
-
-
-@pytest.mark.parametrize(("labeled", "expected"), [(200, True), (199, False)])
-def test_keypoints_need_one_labeled_object_in_ten(cpu, labeled, expected):
-    train = statistics(keypoints=["nose"])
-    few = dataclasses.replace(train, with_keypoints=labeled)
-    assert values_for(few, cpu, few)["MODEL.KEYPOINT_ON"] is expected
-    none = dataclasses.replace(train, with_keypoints=0)
-    assert (
-        values_for(train, cpu, none)["MODEL.KEYPOINT_ON"] is True
-    )  # a set without any says little
-
-
-def test_reasons_of_batch_sizes(cpu):
-    large, poor = statistics(sides=(10, 20)), dataclasses.replace(cpu, memory=2_000_000_000)
-    reasons = [choices_for(large, one)["SOLVER.IMS_PER_BATCH"].reason for one in (cpu, poor)]
-    assert "while about 0.3 million per step are best on a CPU" in reasons[0]
-    assert "memory (2 GB)" in reasons[1]
 
 
 @pytest.mark.parametrize(
@@ -264,22 +199,6 @@ def test_the_schedule_counts_epochs(cpu):
     assert values["SOLVER.CHECKPOINTS_KEPT"] == 1
 
 
-def test_a_large_test_set_is_evaluated_once(cpu):
-    choices = choices_for(statistics(images=40), cpu, statistics(images=5000))
-    values = {key: choice.value for key, choice in choices.items()}
-    assert (values["SOLVER.TEST_PERIOD"], values["SOLVER.BEST_METRIC"]) == (0, "segm/AP")
-    # There are checkpoints to resume from nevertheless.
-    assert values["SOLVER.CHECKPOINT_PERIOD"] == -(-values["SOLVER.MAX_ITER"] // 5)
-    assert "model_best.pth is then the final model" in choices["SOLVER.BEST_METRIC"].reason
-
-
-def test_minutes_with_an_unknown_number_of_steps(cpu):
-    values = values_for(statistics(), cpu, fixed={"SOLVER.MAX_MINUTES": 60}, processes=2)
-    assert values["SOLVER.CHECKPOINT_PERIOD"] > 0
-    assert values["SOLVER.CHECKPOINTS_KEPT"] == 1
-    assert "SOLVER.TEST_PERIOD" not in values
-
-
 @pytest.mark.parametrize(
     ("images", "rarest", "threshold"),
     [(40, 20, None), (40, 19, 0.5), (135, 5, 0.44), (3000, 60, None), (3000, 59, 0.02)],
@@ -288,38 +207,30 @@ def test_rare_categories_are_repeated(cpu, images, rarest, threshold):
     """Categories in less than half of a small set, or in fewer than 60 images of a large one."""
     train = statistics(images=images, categories=3)
     assert "DATALOADER.REPEAT_THRESHOLD" not in values_for(train, cpu)
-    rows = [*train.categories[:2], ("c2", 100, rarest)]
-    values = values_for(dataclasses.replace(train, categories=rows), cpu)
+    labels = train.labels.copy()
+    labels[5 * rarest :] %= 2  # later images lack the last category
+    values = values_for(dataclasses.replace(train, labels=labels), cpu)
     assert values.get("DATALOADER.REPEAT_THRESHOLD") == threshold
 
 
-def test_data_problems_are_reasons(cpu):
-    train = statistics()
-    assert (
-        choices_for(train, cpu)
-        .keys()
-        .isdisjoint(
-            {"DATASETS.ON_BAD_ANNOTATION", "DATASETS.BACKGROUND_IMAGES", "TEST.UNLABELED_IMAGES"}
-        )
-    )
-    bad = dataclasses.replace(train, problems={(True, False): (3, "a box")}, empty=3)
-    choices = choices_for(bad, cpu, bad)
+def test_reasons(cpu):
+    train = statistics(problems={(True, False): (3, "a box")}, empty=3)
+    choices = choices_for(train, cpu, train)
     for key, value, reason in (
-        ("DATASETS.ON_BAD_ANNOTATION", "skip", "cannot be used, the first: a box"),
+        ("DATASETS.ON_BAD_ANNOTATION", "skip", "lists 6 that cannot be used, the first: a box"),
         ("DATASETS.BACKGROUND_IMAGES", False, "3 of 400 images have no annotations"),
-        ("TEST.UNLABELED_IMAGES", "background", "3 of 400 evaluation images have no annotations"),
+        ("TEST.UNLABELED_IMAGES", "background", "3 of 400 evaluation images without annotations"),
     ):
         assert choices[key].value == value
         assert reason in choices[key].reason
-
-
-def test_reasons_for_one_core(cpu, gpu):
-    key, one = "DATALOADER.NUM_WORKERS", {"cores": 1}
-    facts = DatasetFacts(statistics(), None, dataclasses.replace(cpu, **one))
-    assert "on 1 core with" in facts.summary
-    assert "uses the only core," in choices_for(statistics(), facts.machine)[key].reason
-    machine = dataclasses.replace(gpu, **one)
-    assert "; the only core drives the GPU" in choices_for(statistics(), machine)[key].reason
+    for machine, key, text in (
+        ("cpu", BATCH, "about 0.3 million per step are best on a CPU"),
+        ("poor cpu", BATCH, "memory (2 GB)"),
+        ("one core", WORKERS, "the model uses all cores"),
+        ("gpu", WORKERS, "one of 16 cores drives the GPU"),
+    ):
+        assert text in choices_for(statistics(sides=(10, 20)), MACHINES[machine])[key].reason
+    assert "on 1 core with" in DatasetFacts(train, None, MACHINES["one core"]).summary
 
 
 def test_chosen_configs_load(cpu, gpu, tmp_path):
@@ -328,18 +239,13 @@ def test_chosen_configs_load(cpu, gpu, tmp_path):
     for number, machine in enumerate((cpu, gpu, installed)):
         for train in (statistics(), statistics(categories=90, keypoints=["nose"], masks=0.5)):
             facts = DatasetFacts(train, train, machine)
-            choices = choose(facts)
+            choices = choose(facts, {})
             values = {one.key: one.value for one in choices}
             file = tmp_path / f"{number}.yaml"
-            file.write_text(config_text([*dataset_choices(sets, ""), *choices], facts.summary))
+            file.write_text(
+                config_text([*dataset_choices(sets, ""), *choices], facts.summary, BASE)
+            )
             cfg = load_config(file)
             heads, solver = cfg.MODEL.ROI_BOX_HEAD, cfg.SOLVER
             assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == heads.NUM_CLASSES
             assert values["SOLVER.MAX_ITER"] == solver.MAX_ITER
-
-
-def test_a_process_loads_images_that_take_long(cpu):
-    slow = dataclasses.replace(statistics(), decoding=0.2)
-    for seconds, count in ((None, 0), (1.0, 1), (60.0, 0)):
-        chosen = values_for(slow, cpu, step_seconds=seconds)
-        assert chosen["DATALOADER.NUM_WORKERS"] == count

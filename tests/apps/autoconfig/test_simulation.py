@@ -9,8 +9,9 @@ import pytest
 from detlite.apps.autoconfig.dataset_facts import BASE, DatasetFacts
 from detlite.apps.autoconfig.rules import choose
 from detlite.apps.autoconfig.simulation import simulate
-from detlite.apps.autoconfig.statistics import DatasetStatistics
 from detlite.config import config_from
+
+from .builders import from_rows
 
 # Images as (number, height, width, objects), and objects as (category, number in each image,
 # smallest width, largest width, height / width).
@@ -31,7 +32,7 @@ DATASETS = {
 }
 
 
-def statistics(images, categories=("a", "b")):
+def statistics(images, names=("a", "b")):
     rng = np.random.default_rng(0)
     sizes, rows = [], []
     for count, height, width, objects in images:
@@ -43,16 +44,7 @@ def statistics(images, categories=("a", "b")):
                 owner = np.full(number, len(sizes))
                 rows.append(np.stack([owner, np.full(number, label), x, y, w, h], axis=1))
             sizes.append((height, width))
-    owners, labels, boxes = np.split(np.concatenate(rows), [1, 2], axis=1)
-    owners, labels = owners[:, 0].astype(int), labels[:, 0].astype(int)
-    counts = np.bincount(labels, minlength=len(categories)).tolist()
-    return DatasetStatistics(
-        sizes=np.array(sizes, float), boxes=boxes, owners=owners, labels=labels,
-        areas=boxes[:, 2] * boxes[:, 3],
-        categories=[(name, n, n) for name, n in zip(categories, counts, strict=True)],
-        with_masks=len(boxes), keypoints=[], with_keypoints=0, keypoint_objects=0, problems={},
-        decoding=0.01, top_bottom=np.zeros(32),
-    )  # fmt: skip
+    return from_rows(sizes, np.concatenate(rows), names)
 
 
 def chosen(facts, *opts):

@@ -2,7 +2,7 @@
 
 import yaml
 
-from detlite.apps.autoconfig.dataset_facts import Choice
+from detlite.apps.autoconfig.dataset_facts import BASE, Choice
 from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 
@@ -18,7 +18,7 @@ def test_values_are_read_back_and_reasons_are_comments(tmp_path):
         split: Source(tmp_path / f"cells: x/{split}.json", tmp_path / "cells: x/images")
         for split in ("train", "val")
     }
-    text = config_text([*dataset_choices(sets, "made up"), *choices], "a set")
+    text = config_text([*dataset_choices(sets, "made up"), *choices], "a set", BASE)
     content = yaml.safe_load(text)
     assert content["MODEL"]["MASK_ON"] is True
     assert content["MODEL"]["RPN"]["ANCHOR_SIZES"] == [[1, 2], [3, 4]]
@@ -36,6 +36,6 @@ def test_values_are_read_back_and_reasons_are_comments(tmp_path):
 
 def test_without_a_validation_set(tmp_path):
     sets = {"train": Source(tmp_path / "train.json", tmp_path / "images")}
-    content = yaml.safe_load(config_text(dataset_choices(sets, ""), ""))
+    content = yaml.safe_load(config_text(dataset_choices(sets, ""), "", ""))
     assert content["DATASETS"]["TEST"] == []
     assert len(content["DATASETS"]["CATALOG"]) == 1
