@@ -9,25 +9,8 @@ from .loading import Overrides, as_list, config_from, default_config, load_confi
 from .schema import KEYS, Key
 
 __all__ = [
-    "KEYS",
-    "ConfigError",
-    "Key",
-    "Overrides",
-    "above",
-    "as_list",
-    "config_from",
-    "declare_keys",
-    "default_config",
-    "each",
-    "expand_path",
-    "expand_variables",
-    "expect",
-    "fraction",
-    "in_range",
-    "load_config",
-    "not_negative",
-    "one_of",
-    "parse_yaml",
-    "positive",
+    "KEYS", "ConfigError", "Key", "Overrides", "above", "as_list", "config_from",
+    "declare_keys", "default_config", "each", "expand_path", "expand_variables", "expect",
+    "fraction", "in_range", "load_config", "not_negative", "one_of", "parse_yaml", "positive",
     "strings",
-]
+]  # fmt: skip

@@ -15,7 +15,7 @@ from .extensions import import_extensions
 from .files import find_config, parse_yaml, read_chain, recognize
 from .maskrcnn_benchmark import RESTATING, translate
 from .removed import KEYS as REMOVED
-from .removed import is_ignored
+from .removed import NO_EFFECT, is_ignored
 from .schema import KEYS, Key
 from .schema.rules import check_rules
 
@@ -181,8 +181,9 @@ def _check_names(
 
     `hints` say which other program wrote a file, see `recognize`.
     """
+    known = {*keys, *RESTATING, *REMOVED, *NO_EFFECT}
     for source, rows in sources:
-        names = [n for n, _ in rows if not (n in keys or n in RESTATING or n in REMOVED)]
+        names = [n for n, _ in rows if n not in known]
         if names:
             listed = ", ".join(_describe_unknown(name, keys) for name in names[:_MAX_UNKNOWN])
             more = len(names) - _MAX_UNKNOWN

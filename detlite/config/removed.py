@@ -17,91 +17,75 @@ _NO_SHARDS = (
     "name a COCO file and its image folder, which may be URLs, also of images in an archive: "
     "tar://images::https://host/train.tar"
 )
-_FIXED = "only this value remains"
 _PREDICTION = ("TEST.", "MODEL.FBNET.")  # sections that change what stored weights detect
 
-# Each key with the only value that remains, which turned it off, and why it was removed or what
-# replaces it. With ..., any value has no effect.
-KEYS: dict[str, tuple[Any, str]] = {
-    "INPUT.EARLY_FRACTION": (0.0, _NO_GAIN),
-    "MODEL.ROI_HEADS.DYNAMIC": (False, _NO_GAIN),
-    "MODEL.ROI_MASK_HEAD.LOSS": ("bce", _NO_GAIN),
-    "INPUT.MOSAIC_PROB": (0.0, _NO_GAIN),
-    "INPUT.QUARTER_TURNS": (False, _NO_GAIN),
-    "INPUT.SCALE_JITTER": ((), _NO_GAIN),
-    "SOLVER.BACKBONE_LR_FACTOR": (1.0, _NO_GAIN),
-    "TEST.BOX_FROM_MASK": (0.0, _NO_GAIN),
-    "TEST.MASK_CONFIDENCE": (0.0, "masks are ranked by the scores of their boxes"),
-    "TEST.AREA_LIMITS": (
-        (),
-        "pass other limits to pycocotools: COCOeval(...).params.areaRng",
-    ),
-    "DATALOADER.SHARD_SHUFFLE": (2000, f"shards were removed: {_NO_SHARDS}"),
-    "MODEL.ROI_BOX_HEAD.LOSS": ("cross_entropy", _FIXED),
-    "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": ((), "repeat images: DATALOADER.REPEAT_THRESHOLD"),
-    "TEST.NMS.SIGMA": (0.5, _FIXED),
-    "TEST.NMS.MIN_SCORE": (0.001, _FIXED),
-    "TEST.NMS.VOTE_THRESH": (0.8, _FIXED),
-    "TEST.EXPECTED_RESULTS_SIGMA_TOL": (4.0, f"{_FIXED}: change the deviations"),
-    "INPUT.TILE_OVERLAP": (0.2, _FIXED),
-    "TEST.TILE_OVERLAP": (0.2, _FIXED),
-    "SOLVER.AUTO_SCALE_LR": (False, "set SOLVER.BASE_LR for SOLVER.IMS_PER_BATCH"),
-    "SOLVER.BACKBONE_FREEZE_ITERS": (
-        0,
-        "train two runs: the first with MODEL.BACKBONE.FREEZE_CONV_BODY_AT 5, the second with its "
-        "checkpoint as MODEL.WEIGHT",
-    ),
-    "SOLVER.MINUTES_INCLUDE_TEST": (False, "set a smaller SOLVER.MAX_MINUTES"),
-    "SOLVER.MAX_SKIPPED_STEPS": (
-        0,
-        "resume from the checkpoint before the loss that is not finite, which names its images",
-    ),
-    **{
-        f"MODEL.FBNET.{key}": (value, "describe the model in MODEL.FBNET.ARCH_DEF")
-        for key, value in (
-            ("SCALE_FACTOR", 1.0),
-            ("RPN_HEAD_BLOCKS", 0),
-            ("DET_HEAD_BLOCKS", ()),
-            ("DET_HEAD_STRIDE", 0),
-            ("MASK_HEAD_BLOCKS", ()),
-            ("MASK_HEAD_STRIDE", 0),
-            ("KPTS_HEAD_BLOCKS", ()),
-            ("KPTS_HEAD_STRIDE", 0),
-        )
+# Why keys were removed or what replaces them, and each key with the only value that remains, which
+# turned it off.
+_REMOVED: dict[str, dict[str, Any]] = {
+    _NO_GAIN: {
+        "INPUT.EARLY_FRACTION": 0.0,
+        "INPUT.MOSAIC_PROB": 0.0,
+        "INPUT.QUARTER_TURNS": False,
+        "INPUT.SCALE_JITTER": (),
+        "MODEL.ROI_HEADS.DYNAMIC": False,
+        "MODEL.ROI_MASK_HEAD.LOSS": "bce",
+        "SOLVER.BACKBONE_LR_FACTOR": 1.0,
+        "TEST.BOX_FROM_MASK": 0.0,
     },
-    **{
-        f"MODEL.FBNET.{key}": (value, _FIXED)
-        for key, value in (
-            ("RPN_BN_TYPE", ""),
-            ("DW_CONV_SKIP_BN", True),
-            ("DW_CONV_SKIP_RELU", True),
-            ("MASK_HEAD_LAST_SCALE", 0.0),
-            ("KPTS_HEAD_LAST_SCALE", 0.0),
-        )
+    "only this value remains": {
+        "INPUT.TILE_OVERLAP": 0.2,
+        "MODEL.FBNET.DW_CONV_SKIP_BN": True,
+        "MODEL.FBNET.DW_CONV_SKIP_RELU": True,
+        "MODEL.FBNET.KPTS_HEAD_LAST_SCALE": 0.0,
+        "MODEL.FBNET.MASK_HEAD_LAST_SCALE": 0.0,
+        "MODEL.FBNET.RPN_BN_TYPE": "",
+        "MODEL.ROI_BOX_HEAD.LOSS": "cross_entropy",
+        "TEST.NMS.MIN_SCORE": 0.001,
+        "TEST.NMS.SIGMA": 0.5,
+        "TEST.NMS.VOTE_THRESH": 0.8,
+        "TEST.TILE_OVERLAP": 0.2,
     },
-    "MODEL.TIMM.FROZEN_NORM": (True, "set MODEL.RESNETS.NORM BN to train the batch norm of timm"),
-    "DATASETS.TRAIN_SHARES": ((), "train on one COCO file that contains images more than once"),
-    "DATASETS.UNLABELED": (
-        "",
-        f"{_NO_GAIN}. Label the images: `detlite predict --format coco` writes labels to correct",
-    ),
-    # Options of removed keys.
-    "INPUT.CROP_SIZE": (..., "INPUT.SCALE_JITTER was removed"),
-    "INPUT.EARLY_SCALE": (..., "INPUT.EARLY_FRACTION was removed"),
-    "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
-    "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
-    "MODEL.ROI_HEADS.DYNAMIC_PERIOD": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
-    "MODEL.ROI_BOX_HEAD.FOCAL_GAMMA": (..., "MODEL.ROI_BOX_HEAD.LOSS was removed"),
-    "SOLVER.REFERENCE_IMS_PER_BATCH": (..., "SOLVER.AUTO_SCALE_LR was removed"),
-    # Keys of maskrcnn-benchmark.
-    "AMP_VERBOSE": (..., "torch.amp has no such option"),
-    "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": (..., "masks are always pasted into the image"),
-    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": (..., "mask heads have no fully connected layer"),
-    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": (..., "keypoint heads have no such layer"),
-    "MODEL.RETINANET.STRADDLE_THRESH": (..., "RetinaNet always trains on all anchors"),
-    "PATHS_CATALOG": (..., "datasets are built in or defined in DATASETS.CATALOG"),
+    "only this value remains: change the deviations": {"TEST.EXPECTED_RESULTS_SIGMA_TOL": 4.0},
+    "describe the model in MODEL.FBNET.ARCH_DEF": {
+        "MODEL.FBNET.SCALE_FACTOR": 1.0,
+        **{f"MODEL.FBNET.{part}_HEAD_BLOCKS": () for part in ("DET", "MASK", "KPTS")},
+        **{f"MODEL.FBNET.{part}_HEAD_STRIDE": 0 for part in ("DET", "MASK", "KPTS")},
+        "MODEL.FBNET.RPN_HEAD_BLOCKS": 0,
+    },
+    "masks are ranked by the scores of their boxes": {"TEST.MASK_CONFIDENCE": 0.0},
+    "pass other limits to pycocotools: COCOeval(...).params.areaRng": {"TEST.AREA_LIMITS": ()},
+    f"shards were removed: {_NO_SHARDS}": {"DATALOADER.SHARD_SHUFFLE": 2000},
+    "repeat images: DATALOADER.REPEAT_THRESHOLD": {"MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": ()},
+    "set SOLVER.BASE_LR for SOLVER.IMS_PER_BATCH": {"SOLVER.AUTO_SCALE_LR": False},
+    "train two runs: the first with MODEL.BACKBONE.FREEZE_CONV_BODY_AT 5, the second with its "
+    "checkpoint as MODEL.WEIGHT": {"SOLVER.BACKBONE_FREEZE_ITERS": 0},
+    "set a smaller SOLVER.MAX_MINUTES": {"SOLVER.MINUTES_INCLUDE_TEST": False},
+    "resume from the checkpoint before the loss that is not finite, which names its images": {
+        "SOLVER.MAX_SKIPPED_STEPS": 0
+    },
+    "set MODEL.RESNETS.NORM BN to train the batch norm of timm": {"MODEL.TIMM.FROZEN_NORM": True},
+    "train on one COCO file that contains images more than once": {"DATASETS.TRAIN_SHARES": ()},
+    f"{_NO_GAIN}. Label the images: `detlite predict --format coco` writes labels to correct": {
+        "DATASETS.UNLABELED": ""
+    },
 }
-NO_EFFECT = {name: reason for name, (value, reason) in KEYS.items() if value is ...}
+KEYS = {key: (off, reason) for reason, keys in _REMOVED.items() for key, off in keys.items()}
+# Keys of which any value has no effect: options of removed keys, and of maskrcnn-benchmark.
+NO_EFFECT = {
+    "INPUT.CROP_SIZE": "INPUT.SCALE_JITTER was removed",
+    "INPUT.EARLY_SCALE": "INPUT.EARLY_FRACTION was removed",
+    "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK": "MODEL.ROI_HEADS.DYNAMIC was removed",
+    "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK": "MODEL.ROI_HEADS.DYNAMIC was removed",
+    "MODEL.ROI_HEADS.DYNAMIC_PERIOD": "MODEL.ROI_HEADS.DYNAMIC was removed",
+    "MODEL.ROI_BOX_HEAD.FOCAL_GAMMA": "MODEL.ROI_BOX_HEAD.LOSS was removed",
+    "SOLVER.REFERENCE_IMS_PER_BATCH": "SOLVER.AUTO_SCALE_LR was removed",
+    "AMP_VERBOSE": "torch.amp has no such option",
+    "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": "masks are always pasted into the image",
+    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "mask heads have no fully connected layer",
+    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "keypoint heads have no such layer",
+    "MODEL.RETINANET.STRADDLE_THRESH": "RetinaNet always trains on all anchors",
+    "PATHS_CATALOG": "datasets are built in or defined in DATASETS.CATALOG",
+}
 # Removed values of keys, in lower case, and why.
 VALUES = {
     ("SOLVER.OPTIMIZER", "muon"): _NO_GAIN,

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from detlite.config import KEYS, ConfigError, config_from, default_config, load_config
-from detlite.config.removed import KEYS as OLD_KEYS
+from detlite.config.removed import KEYS as REMOVED
 from detlite.config.removed import VALUES
 from detlite.data.datasets.catalog import locate_dataset
 
 ROOT = Path(__file__).parents[2]
-REMOVED = {name: row for name, row in OLD_KEYS.items() if row[0] is not ...}
 
 
 def turned_on(off):
@@ -60,7 +59,7 @@ def test_stored_weights_do_not_need_the_removed_settings_of_their_training():
 
 
 def test_no_removed_key_is_in_the_schema_and_every_record_exists():
-    assert not {key.name for key in KEYS} & OLD_KEYS.keys()
+    assert not {key.name for key in KEYS} & REMOVED.keys()
     assert {name for name, _ in VALUES} <= {key.name for key in KEYS}
     reasons = [*(reason for _, reason in REMOVED.values()), *VALUES.values()]
     records = {name for reason in reasons for name in re.findall(r"benchmarks/\S+\.md", reason)}

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from detlite.config.key import Key
 
-from . import data, heads, model, run
+from . import model, run
 
 __all__ = ["KEYS", "Key"]
 
 KEYS = tuple(
     replace(key, name=f"{section}.{key.name}".removeprefix("."), doc=doc)
-    for module in (model, heads, data, run)
+    for module in (model, run)
     for section, keys in module.SECTIONS.items()
     for key, doc in keys.items()
 )
