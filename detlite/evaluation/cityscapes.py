@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
 from detlite.data import CocoDataset
-from detlite.data.annotations.single import rle_problem
+from detlite.data.annotations.single import read_segmentation
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
@@ -74,7 +74,8 @@ def check_void(coco_gt: COCO) -> None:
         void = image.get("void")
         problem: str | None = "is missing"
         if isinstance(void, dict):
-            problem = rle_problem(void, image["height"], image["width"], may_be_empty=True)
+            size = image["height"], image["width"]
+            problem = read_segmentation(void, *size, may_be_empty=True).problem
         if problem is not None:
             raise DataError(
                 f"ground truth: image {image['id']}: 'void', the mask of the pixels that "

@@ -159,8 +159,8 @@ def test_area_under_curve():
     ("void", "message"),
     [
         (None, "image 1: 'void', .* is missing; delete the dataset's file"),
-        ({"size": [40, 41], "counts": [1640]}, r"image 1: .* has size \[40, 41\]"),
-        ({"size": [40, 40], "counts": [1599]}, "image 1: .* has RLE counts over 1599 of 1600"),
+        ({"size": [40, 41], "counts": [1640]}, r"image 1: .* has another size"),
+        ({"size": [40, 40], "counts": [1599]}, "image 1: .* has RLE counts over another number"),
         ({"size": [40, 40], "counts": "\u00ff"}, "image 1: .* counts that are not run lengths"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pycocotools import mask as rle_codec
 
-from detlite.data.annotations.single import read_segmentation, rle_problem
+from detlite.data.annotations.single import read_segmentation
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.rle import run_lengths
@@ -25,7 +25,7 @@ def bitmaps(draw: st.DrawFn) -> np.ndarray:
 
 def check_decoding(rle: dict, height: int, width: int) -> None:
     """Compare both decoders with pycocotools, unless the run lengths are rejected."""
-    if rle_problem(rle, height, width, may_be_empty=True) is not None:
+    if read_segmentation(rle, height, width, may_be_empty=True).problem is not None:
         return
     reference = rle
     if isinstance(rle["counts"], list):

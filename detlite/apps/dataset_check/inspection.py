@@ -16,7 +16,7 @@ from detlite.apps.autoconfig.image_values import measure_values, spread
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.dataset_formats.find_annotations import find_sets
 from detlite.config import ConfigError, load_config
-from detlite.data.annotations.notation import parse_if_text, parse_numbers
+from detlite.data.annotations.notation import parse_numbers
 from detlite.data.annotations.rules import boxes_match, mask_area, mask_box
 from detlite.data.annotations.selection import Flag, Selection
 from detlite.data.annotations.store import open_table
@@ -173,7 +173,7 @@ def inspect_dataset(
     result.used = ~(np.isin(np.arange(len(table)), [*bad_images]) & options.skip_bad)
     for row, where, problem in table.bad_annotations(result.selection):
         # A box with four numbers can be drawn, even outside of its image.
-        numbers = parse_numbers(parse_if_text(row.get("bbox"))) or []
+        numbers = parse_numbers(row.get("bbox")) or []
         box = numbers if len(numbers) == 4 and min(numbers[2:]) > 0 else None
         defect = Defect("annotation", where, problem, refused, row.get("image_id"), box)
         result.defects.append(defect)

@@ -101,11 +101,9 @@ class Inspection:
     def rows(self, number: int) -> list[Row]:
         """Return the valid annotations of an image, including crowds."""
         assert self.table is not None
-        usable = self.selection.usable
-        rows, flags = (
-            self.table.annotations(number, usable), self.table.values("flags", number, usable)
-        )  # fmt: skip
-        for row, flag in zip(rows, flags.tolist(), strict=True):
+        indices = self.table.selected(number, self.selection.usable)
+        rows = self.table.rows(indices)
+        for row, flag in zip(rows, self.table.flags[indices].tolist(), strict=True):
             if flag & (Flag.NO_MASK | Flag.BAD_MASK):
                 row["segmentation"] = None
         return rows

@@ -11,25 +11,19 @@ from detlite.files.errors import DataError, short_repr
 from detlite.structures.names import category_form, clean_path
 
 from .ids import WRITTEN_ID, Ids, is_id, parse_integer
-
-Row = dict[str, Any]
+from .notation import Row
 
 _AS_INTEGERS = "They are read as integers."
 _MAX_SIDE = 1 << 31  # pixels
-_KINDS = {"image": "images", "category": "categories"}
 
 
-def read_own_id(ids: Ids, written: Any, findings: Findings, where: str, kind: str) -> int:
+def _read_id(ids: Ids, written: Any, findings: Findings, where: str, kind: str) -> int:
     """Return the integer of an id of a list, and report it if it is written otherwise."""
-    if str(written) in ids.renumbered:
-        several = _KINDS[kind].capitalize()
-        effect = f"{several} are numbered from 1 in the order of the file, also in results."
-        if ids.some_integers:
-            effect = "They have new integers above the others, also in results."
-        findings.add(f"ids of {_KINDS[kind]} that are not all integers", effect, where, kind)
-    elif type(written) is not int:
-        findings.add(f"ids of {_KINDS[kind]} as text or fractions", _AS_INTEGERS, where, kind)
-    return ids.number(written) or 0
+    number = ids.number(written) or 0
+    if type(written) is not int or number != written:
+        effect = "They are read as integers if they are, or numbered above these, also in results."
+        findings.add(f"{kind} ids that are no integers", effect, f"{where}: read as {number}", kind)
+    return number
 
 
 @dataclass
@@ -97,22 +91,21 @@ def read_images(
     owners: dict[tuple[Any, ...], int] = {}
     for position, raw, name, size in rows:
         where = f"image {short_repr(raw)}, entry {position} of 'images'"
-        image_id = read_own_id(table.known, raw, findings, where, "image")
+        image_id = _read_id(table.known, raw, findings, where, "image")
         if image_id in ambiguous:  # to which of the files do annotations belong?
             problems.append((where, "the id occurs twice, with different files or sizes"))
-        elif (name, size) not in owners:
+        elif (name, size) in owners:
+            table.same[image_id] = owners[name, size]
+            effect = "The first entry is used, with the objects of all."
+            findings.add("images that are listed twice", effect, f"{where} ({name})", "image")
+        else:
             owners[name, size] = image_id
             table.ids.append(image_id)
             table.sizes.append(size)
             table.positions.append(position)
             table.folders.add(name.rpartition("/")[0])
-        else:
-            table.same[image_id] = owners[name, size]
-            effect = "The first entry is used, with the objects of all."
-            findings.add("images that are listed twice", effect, f"{where} ({name})", "image")
-    used = {*table.ids}
-    unused = {table.known.number(raw): raw for raw in written_ids}
-    table.unused = [{"id": n, WRITTEN_ID: raw} for n, raw in unused.items() if n not in used]
+    used, written_as = {*table.ids}, {table.known.number(raw): raw for raw in written_ids}
+    table.unused = [{"id": n, WRITTEN_ID: written_as[n]} for n in written_as if n not in used]
     if not table.ids:
         reason = f"no image is valid, {': '.join(problems[0])}" if problems else "'images' is empty"
         raise DataError(f"{file}: not in COCO format: {reason}")
@@ -120,21 +113,18 @@ def read_images(
 
 
 def _image_problem(entry: Row) -> str:
-    name = entry.get("file_name")
-    if not is_id(entry.get("id")):
-        return f"has id: {short_repr(entry.get('id'))}, not an integer"
-    if not isinstance(name, str) or not name:
-        return f"has file_name: {short_repr(name)}, not a name"
-    height, width = sides = entry.get("height"), entry.get("width")
-    if not height and not width:
-        return ""  # `CocoDataset` asks for it, and `detlite init` measures it
-    read = [parse_integer(side) for side in sides]
-    for key, side, number in zip(("height", "width"), sides, read, strict=True):
-        if number is None:
-            return f"has {key}: {short_repr(side)}, not an integer"
-    if not all(0 < (number or 0) < _MAX_SIDE for number in read):
-        return f"has size {width}x{height}"
-    return ""
+    name, sides = entry.get("file_name"), (entry.get("height"), entry.get("width"))
+    # `CocoDataset` asks for a missing size, and `detlite init` measures it.
+    fits = [not any(sides) or 0 < (parse_integer(side) or 0) < _MAX_SIDE for side in sides]
+    is_name = isinstance(name, str) and bool(name)
+    valid = {
+        "id": is_id(entry.get("id")),
+        "file_name": is_name,
+        "height": fits[0],
+        "width": fits[1],
+    }
+    bad = [f"has {key}: {short_repr(entry.get(key))}" for key, fit in valid.items() if not fit]
+    return ", ".join(bad) + ", which cannot be used" * bool(bad)
 
 
 def set_file_name(image: Row, by_url: bool, nameless: bool = False) -> Row:
@@ -162,11 +152,9 @@ def read_categories(
 
     With `nameless`, they need no name.
     """
-    if nameless:
-        named = [{**row, "name": str(row.get("id"))} for row in entries]
-        entries = [
-            new if row.get("name") is None else row for row, new in zip(entries, named, strict=True)
-        ]
+    for row in entries if nameless else ():
+        if row.get("name") is None:
+            row["name"] = str(row.get("id"))
     for position, row in enumerate(entries):
         for key in ("id", "name"):
             if not is_id(row.get(key)):
@@ -180,14 +168,12 @@ def read_categories(
     valid: dict[int, Row] = {}
     for row in entries:
         example = f"id {short_repr(row['id'])}, name {short_repr(row['name'])}"
-        category_id = read_own_id(ids, row["id"], findings, example, "category")
-        if not isinstance(row["name"], str):
-            effect = "The text of the number is the name."
-            findings.add("names of categories that are numbers", effect, example, "category")
+        category_id = _read_id(ids, row["id"], findings, example, "category")
         name = one_line(row["name"])  # it becomes part of configs, tables and messages
-        if name != str(row["name"]):
-            effect = "They are escaped in names."
-            findings.add("control characters in names of categories", effect, example, "category")
+        if name != row["name"]:
+            effect = "Their text is used, with control characters escaped."
+            what = "names of categories that are numbers or have control characters"
+            findings.add(what, effect, example, "category")
         category = {**row, "id": category_id, "name": name}
         if type(row["id"]) is not int:
             category[WRITTEN_ID] = row["id"]
@@ -226,15 +212,13 @@ def drop_namesakes(
             )
         example = f"id {row['id']}, {short_repr(row['name'])}"
         findings.add("categories with the name of another one", effect, example, "category")
+    text = "They are different categories. Give equal categories the same name."
+    what = "categories whose names differ only in case, spaces, - or _, or in Unicode's forms"
     alike = defaultdict(list)
     for name, row in by_name.items():
         alike[category_form(name)].append(f"id {row['id']}, {short_repr(name)}")
     for names in alike.values():
         if len(names) > 1:
-            text = "They are different categories. Give equal categories the same name."
-            what = (
-                "categories whose names differ only in case, spaces, - or _, or in Unicode's forms"
-            )
             findings.add(what, text, "; ".join(names), "category", len(names))
     kept = [row for row in categories if by_name[row["name"]] is row]
     names = [row["name"] for row in kept if row["id"] == 0 and row.get("supercategory") == "none"]

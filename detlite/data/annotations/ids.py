@@ -23,17 +23,15 @@ def parse_number(value: Any) -> float | None:
 
 def parse_integer(value: Any) -> int | None:
     """Return an integer of 64 bits, also from a text or a float such as 12.0; otherwise None."""
-    if type(value) is int:
-        return value if -(1 << 63) <= value < 1 << 63 else None
     if isinstance(value, str):
         try:
             value = int(value)
         except ValueError:
             value = parse_number(value)
-    if isinstance(value, float) and not (abs(value) <= _EXACT and value == int(value)):
+    is_inexact = isinstance(value, float) and not (abs(value) <= _EXACT and value == int(value))
+    if isinstance(value, bool) or not isinstance(value, int | float) or is_inexact:
         return None
-    value = parse_number(value)
-    return int(value) if value is not None and -(1 << 63) <= value < 1 << 63 else None
+    return int(value) if -(1 << 63) <= value < 1 << 63 else None
 
 
 def is_id(value: Any) -> bool:
@@ -49,10 +47,6 @@ class Ids:
 
     Args:
         ids: the ids as written; see `is_id`.
-
-    Attributes:
-        renumbered: the texts of the ids that are new integers.
-        some_integers: True if other ids keep their values.
     """
 
     def __init__(self, ids: Iterable[Any]) -> None:
@@ -68,12 +62,10 @@ class Ids:
         for text, number in texts.items():
             if number is not None and number not in self._integers:
                 self._integers[number] = self._texts[text] = number
-        self.renumbered = {text: None for text in texts if text not in self._texts}
-        self.some_integers = bool(self._integers)
         largest = max(self._integers.values(), default=0)
         start = max(largest, 0) + 1 if largest < 1 << 62 else 1
         free = (number for number in itertools.count(start) if number not in self._integers)
-        self._texts |= dict(zip(self.renumbered, free, strict=False))
+        self._texts |= zip((text for text in texts if text not in self._texts), free, strict=False)
 
     @classmethod
     def of_entries(cls, entries: Iterable[Mapping[str, Any]]) -> "Ids":

@@ -4,31 +4,37 @@ Letters in shapes: N annotations of a block.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from detlite.data.findings import Findings
 from detlite.files.errors import DataError, short_repr
-from detlite.structures.masks.formats import Segmentation, encode_bitmap, to_bitmap
+from detlite.structures.masks.formats import Segmentation
 
 from . import rules
-from .blocks import PROBLEM_KEY, AnnotationBlock, BlockReader, segmentation_of
-from .heads import Row
-from .notation import ROTATED, Entry, Note, Odd, Rle
-from .problems import is_used, problems_of, set_flags
+from .heads import ImageTable
+from .ids import Ids
+from .notation import ROTATED, Entry, Note, Odd, Row, is_other_notation, normalize, segmentation_of
 from .selection import Flag
+
+PROBLEM_KEY = "_problems"  # of a stored annotation: what is wrong with it, by flag
+NO_ID = -(1 << 63)  # the `id` of an annotation that has no integer, and of unknown categories
+# What is stored of an annotation. The box is NaN if it cannot be used, and the area 0.
+JUDGED = np.dtype(
+    [("id", "q"), ("flags", "u2"), ("image", "q"), ("category_id", "q"), ("labeled", "i2"),
+     ("box", "d", 4), ("area", "d")]
+)  # fmt: skip
 
 CLIPPED: Note = "boxes that exceed their image", "They are clipped to it."
 _FROM_MASK: Note = "missing or empty boxes with a valid mask", "The tight box of the mask is used."
 PARTS: Note = (
     "masks with unusable parts, such as polygons of two points",
     "The other parts are used.",
-)
-_SWAPPED: Note = (
-    "run lengths of size [width, height]",
-    "They are read so that masks fit their boxes.",
 )
 _AREAS: Note = "areas that are not square pixels", "They are computed from masks or boxes."
 _NO_NAMES: Note = (
@@ -55,6 +61,48 @@ _DIFFERENT: Note = (
     "lengths along rows: COCO's are along columns.",
 )
 QUADS = f"masks with four corners, as boxes have, of the first {rules.SAMPLE} annotations"
+_decode = msgspec.json.Decoder(Entry).decode
+
+
+@dataclass
+class _Block:
+    """The annotations of a block.
+
+    Attributes:
+        texts: the JSON texts in the file.
+        first: the position of the first one in the file.
+        entries: the annotations in COCO's types.
+        odd: those in another notation, or that are changed.
+        judged: JUDGED [N].
+        limits: (width, height) of their images, float64 [N, 2]; 0 if unknown.
+        is_known, is_located: the image is known, and it has a size, bool [N].
+        codes: the rules that boxes and masks break, see `rules`; -1: they are not judged.
+    """
+
+    texts: Sequence[Any]
+    first: int
+    entries: list[Entry]
+    odd: dict[int, Odd]
+    judged: np.ndarray
+    limits: np.ndarray
+    is_known: np.ndarray
+    is_located: np.ndarray
+    codes: dict[Flag, np.ndarray] = field(default_factory=dict)
+
+    def row(self, n: int) -> Row:
+        """Return an annotation as written."""
+        return self.odd[n].row if n in self.odd else json.loads(bytes(self.texts[n]))
+
+    def where(self, n: int, *keys: str) -> str:
+        """Return the name of an annotation for messages, with the values of some fields."""
+        row = self.row(n)
+        values = ", ".join(f"{key} {short_repr(row.get(key))}" for key in keys)
+        return annotation_name(row, self.first + n) + f": {values}" * bool(keys)
+
+    def mask(self, n: int) -> tuple[Segmentation, int, int]:
+        """Return the mask of an annotation, and the height and width of its image."""
+        width, height = self.limits[n].tolist()
+        return segmentation_of(self.entries[n]), int(height), int(width)
 
 
 class Judge:
@@ -62,10 +110,10 @@ class Judge:
 
     Args:
         file: the name of the annotation file in messages.
-        reader: reads the annotations.
-        categories: what annotations refer to.
-        keypoint_count: number of keypoints of an object.
+        images, categories, category_ids: what annotations refer to.
+        points: number of keypoints of an object.
         findings: collects what was read in another notation, and where.
+        sizeless: images without a size are as large as the boxes need.
 
     Attributes:
         examples: the first annotation with each flag, and what is wrong with it.
@@ -74,17 +122,27 @@ class Judge:
     def __init__(
         self,
         file: object,
-        reader: BlockReader,
+        images: ImageTable,
         categories: Sequence[Row],
-        keypoint_count: int,
+        category_ids: Ids,
+        points: int,
         findings: Findings,
+        sizeless: bool = False,
     ) -> None:
-        self._file, self._reader, self.findings = file, reader, findings
-        self.examples: dict[int, str] = {}
-        self._categories, self._points = categories, keypoint_count
+        self._file, self._points, self._sizeless = file, points, sizeless
+        self.findings, self.examples = findings, dict[int, str]()
+        numbers, unknown = images.numbers, len(images.ids)
+        remember = lru_cache(None, typed=True)
+        self._image_of = remember(lambda x: numbers.get(images.known.number(x), unknown))  # type: ignore[arg-type]
+        self._category_of = remember(
+            lambda x: NO_ID if (k := category_ids.number(x)) is None else k
+        )
+        self._sizes = np.array([*images.sizes, (0, 0)], np.float64)[:, ::-1]
+        ids = {row["id"] for row in categories}
+        self._range = min(ids), max(ids)
         self._boxes = self._like_corners = self._misplaced = 0
-        self._first_misplaced = self._first_mismatched = ""
-        self._compared = self._mismatched = self._quads = 0
+        self._first_misplaced = ""
+        self._compared, self._quads, self._different = 0, 0, list[str]()
 
     def read(self, texts: Sequence[Any], first: int) -> tuple[list[Any], np.ndarray]:
         """Read the JSON texts of annotations from position `first` of the file.
@@ -92,195 +150,169 @@ class Judge:
         Returns:
             The texts to store, which have COCO's notation, and JUDGED [N].
         """
-        block = self._reader.read(texts, first)
-        entries, judged, seen = block.entries, block.judged, block.is_seen
-        boxes = np.array([entry.bbox for entry in entries], np.float64).reshape(-1, 4)
-        self._like_corners += int((rules.look_like_corners(boxes, block.limits) & seen).sum())
-        self._boxes += int(seen.sum())
-        box_codes, boxes, far = rules.judge_boxes(boxes, block.limits)
-        mask_codes, block.pixels, parts = rules.judge_masks(entries, block.limits)
-        block.box_codes = np.where(seen, box_codes, -1)
-        block.mask_codes = np.where(seen, mask_codes, -1)
-        boxes[block.box_codes != 0] = np.nan
-        judged["box"] = boxes
-        self._note_misplaced(block, far & seen)
-        for n in np.flatnonzero(parts & seen):
-            rings = entries[n].segmentation
-            assert isinstance(rings, list)
-            valid = rules.judge_polygons(rings, np.tile(block.limits[n], (len(rings), 1)))[0] == 0
-            kept = [ring for ring, is_valid in zip(rings, valid, strict=True) if is_valid]
-            self._change_mask(block, int(n), kept, PARTS)
-        for n in np.flatnonzero((block.box_codes == 0) & (block.mask_codes > 0)):
-            self._unswap(block, int(n))
-        for n in np.flatnonzero((block.box_codes > 0) & (block.mask_codes == 0)):
-            self._box_of_mask(block, int(n))
+        block = self._read_entries(texts, first)
+        entries, judged, located = block.entries, block.judged, block.is_located
+        boxes = self._judge_boxes(block)
+        codes, pixels, parts = rules.judge_masks(entries, block.limits)
+        block.codes[Flag.BAD_MASK] = np.where(located, codes, -1)
+        for n in np.flatnonzero(parts & located).tolist():
+            odd = block.odd.setdefault(n, Odd(row := block.row(n), entries[n], {**row}))
+            odd.use("segmentation", rules.valid_polygons(entries[n], block.limits[n]), PARTS)
+        self._use_boxes_of_masks(block, boxes)
         tiny = judged["box"][:, 2:].min(1, initial=np.inf) < rules.TINY
-        self._note(block, _TINY, tiny & seen, lambda n: f"bbox {_shown(judged['box'][n])}")
-        self._judge_areas(block)
-        self._judge_keypoints(block)
+        self._note(block, _TINY, tiny & located, "bbox")
+        self._judge_areas(block, pixels)
+        bad_keypoints = self._judge_keypoints(block)
         self._compare(block)
-        set_flags(block)
-        for flag in (Flag.CROWD, Flag.IGNORED):
-            if flag not in self.examples and (judged["flags"] & flag).any():
-                self.examples[flag] = block.where(int((judged["flags"] & flag > 0).argmax()))
+        crowds = np.array([entry.iscrowd for entry in entries])
+        for flag, chosen in (
+            (Flag.CROWD, crowds == 1),
+            (Flag.IGNORED, np.array([entry.ignore for entry in entries], bool)),
+            (Flag.UNKNOWN_IMAGE, ~block.is_known),
+            (Flag.UNKNOWN_CATEGORY, judged["category_id"] == NO_ID),
+            (Flag.BAD_BOX, block.codes[Flag.BAD_BOX] > 0),
+            (Flag.BAD_CROWD, crowds < 0),
+            (Flag.NO_MASK, located & (codes < 0)),
+            (Flag.BAD_MASK, block.codes[Flag.BAD_MASK] > 0),
+            (Flag.BAD_KEYPOINTS, bad_keypoints),
+        ):
+            judged["flags"] |= np.where(chosen, np.uint16(flag), np.uint16(0))
+            if flag < Flag.REGION and chosen.any():
+                self.examples.setdefault(flag, block.where(int(chosen.argmax())))
+        judged["category_id"][judged["category_id"] == NO_ID] = 0
         return self._written(block), judged
 
-    def _note(
-        self,
-        block: AnnotationBlock,
-        note: Note,
-        chosen: np.ndarray,
-        describe: Callable[[int], str] | None,
-    ) -> None:
-        """Report the chosen annotations, bool [N], with the first one as the example."""
-        if len(found := np.flatnonzero(chosen)):
-            n = int(found[0])
-            text = f"{block.where(n)}: {describe(n)}" if describe else block.where(n)
-            self.findings.add(*note, text, count=len(found))
+    def _read_entries(self, texts: Sequence[Any], first: int) -> _Block:
+        entries: list[Entry] = []
+        odd: dict[int, Odd] = {}
+        for n, text in enumerate(texts):
+            try:
+                entry = _decode(text)
+                is_odd = is_other_notation(entry)
+            except (ValueError, RecursionError):
+                is_odd = True
+            if is_odd:
+                row = json.loads(bytes(text))
+                if not isinstance(row, dict):
+                    raise DataError(
+                        f"{self._file}: not in COCO format: 'annotations' must be a list of "
+                        f"objects, but entry {first + n} is {short_repr(row)}"
+                    )
+                odd[n] = normalize(row)
+                entry = odd[n].entry
+            entries.append(entry)
+        judged = np.zeros(len(texts), JUDGED)
+        judged["id"] = [entry.id if type(entry.id) is int else NO_ID for entry in entries]
+        judged["image"] = [self._image_of(entry.image_id) for entry in entries]
+        judged["category_id"] = [self._category_of(entry.category_id) for entry in entries]
+        judged["box"] = np.array([entry.bbox for entry in entries], np.float64).reshape(-1, 4)
+        limits, is_known = self._sizes[judged["image"]], judged["image"] < len(self._sizes) - 1
+        if self._sizeless:
+            ends = judged["box"][:, :2] + judged["box"][:, 2:]
+            extent = np.ceil(np.nan_to_num(ends, nan=1.0)).clip(1, 1 << 30)
+            limits = np.where((limits[:, :1] == 0) & is_known[:, None], extent, limits)
+        return _Block(texts, first, entries, odd, judged, limits, is_known, limits[:, 0] > 0)
 
-    def _note_misplaced(self, block: AnnotationBlock, far: np.ndarray) -> None:
-        """Report and count boxes that are outside of their images or exceed them far."""
-        rotated = [n for n, odd in block.odd.items() if odd.notes.get("bbox") == ROTATED]
-        clipped = far.copy()
-        clipped[rotated] = False
+    def _note(self, block: _Block, note: Note, chosen: np.ndarray, *keys: str) -> None:
+        """Report the chosen annotations, bool [N], with fields of the first one as the example."""
+        if count := int(chosen.sum()):
+            self.findings.add(*note, block.where(int(chosen.argmax()), *keys), count=count)
 
-        def written(n: int) -> str:
-            return f"bbox {short_repr(block.row(n).get('bbox'))}"
+    def _judge_boxes(self, block: _Block) -> np.ndarray:
+        """Judge boxes, and count those that exceed their images far. Returns them as written."""
+        boxes, located = block.judged["box"].copy(), block.is_located
+        self._boxes += int(located.sum())
+        self._like_corners += int((rules.look_like_corners(boxes, block.limits) & located).sum())
+        codes, clipped, far = rules.judge_boxes(boxes, block.limits)
+        block.codes[Flag.BAD_BOX] = codes = np.where(located, codes, -1)
+        block.judged["box"] = np.where(codes[:, None] == 0, clipped, np.nan)
+        far &= located
+        far[[n for n, odd in block.odd.items() if odd.notes.get("bbox") == ROTATED]] = False
+        self._note(block, CLIPPED, far, "bbox")
+        misplaced = far | (codes == rules.BOX_OUTSIDE)
+        if misplaced.any() and not self._misplaced:
+            self._first_misplaced = block.where(int(misplaced.argmax()), "bbox")
+        self._misplaced += int(misplaced.sum())
+        return boxes
 
-        self._note(block, CLIPPED, clipped, written)
-        misplaced = np.flatnonzero(clipped | np.isin(block.box_codes, rules.BOX_OUTSIDE))
-        if len(misplaced) and not self._first_misplaced:
-            n = int(misplaced[0])
-            self._first_misplaced = f"{block.where(n)}: {written(n)}"
-        self._misplaced += len(misplaced)
+    def _use_boxes_of_masks(self, block: _Block, boxes: np.ndarray) -> None:
+        """Use the boxes of valid masks for missing ones, and as regions for wrong ones."""
+        codes, masks = block.codes[Flag.BAD_BOX], block.codes[Flag.BAD_MASK]
+        from_mask = np.zeros(len(codes), bool)
+        for n in np.flatnonzero((codes > 0) & (masks == 0)).tolist():
+            if (tight := rules.mask_box(*block.mask(n))) is not None:
+                block.judged["box"][n] = tight
+                from_mask[n] = not boxes[n, 2:].min() > 0  # also NaN
+                block.judged["flags"][n] |= 0 if from_mask[n] else Flag.REGION
+        codes[from_mask] = 0
+        self._note(block, _FROM_MASK, from_mask, "bbox")
 
-    def _change_mask(self, block: AnnotationBlock, n: int, mask: Segmentation, note: Note) -> None:
-        """Use another mask than the annotation has."""
-        if n not in block.odd:
-            block.odd[n] = Odd(block.row(n), block.entries[n])
-        odd = block.odd[n]
-        is_rle = isinstance(mask, dict)
-        odd.entry.segmentation = Rle(mask["counts"], tuple(mask["size"])) if is_rle else mask  # type: ignore[assignment, call-overload]
-        odd.changes["segmentation"], odd.notes["segmentation"] = mask, note
-
-    def _unswap(self, block: AnnotationBlock, n: int) -> None:
-        """Read an RLE of size [width, height], with runs along columns or rows as fits the box."""
-        mask, (height, width) = block.entries[n].segmentation, block.size(n)
-        if not rules.is_swapped(mask, block.mask_codes[n], height, width):
-            return
-        assert isinstance(mask, Rle)
-        box = block.judged["box"][n].tolist()
-        swapped = Entry(0, 0, (0, 0, 0, 0), segmentation=Rle(mask.counts, (height, width)))
-        if rules.judge_masks([swapped], block.limits[n : n + 1])[0][0]:
-            return
-        counts: Any = mask.counts
-        bitmaps = (
-            to_bitmap({"size": [height, width], "counts": counts}, height, width),
-            to_bitmap({"size": [width, height], "counts": counts}, width, height).T,
-        )
-        fit = [
-            bitmap for bitmap in bitmaps
-            if rules.boxes_match(box, rules.tight_box(bitmap) or [0] * 4)
-        ]  # fmt: skip
-        if len(fit) == 1 or (fit and (fit[0] == fit[1]).all()):
-            self._change_mask(block, n, encode_bitmap(fit[0]), _SWAPPED)
-            block.mask_codes[n], block.pixels[n] = 0, float(fit[0].sum())
-
-    def _box_of_mask(self, block: AnnotationBlock, n: int) -> None:
-        """Use the box of a valid mask for a missing one, or as a region for a wrong one."""
-        tight = rules.mask_box(segmentation_of(block.entries[n]), *block.size(n))
-        if tight is None:
-            return
-        block.judged["box"][n] = tight
-        *_, w, h = block.entries[n].bbox
-        if block.box_codes[n] != rules.NO_BOX and min(w, h) > 0:
-            block.judged["flags"][n] |= Flag.REGION
-            return
-        block.box_codes[n] = 0
-        if n in block.odd:
-            block.odd[n].problems.pop(Flag.BAD_BOX, None)
-        text = f"{block.where(n)}: bbox {short_repr(block.row(n).get('bbox'))}"
-        self.findings.add(*_FROM_MASK, text)
-
-    def _judge_areas(self, block: AnnotationBlock) -> None:
+    def _judge_areas(self, block: _Block, pixels: np.ndarray) -> None:
         """Set the areas, of masks or boxes if they are not given in pixels."""
-        entries, judged, has_mask = block.entries, block.judged, block.mask_codes == 0
-        boxes = np.where((judged["flags"] & Flag.REGION > 0)[:, None], np.nan, judged["box"])
-        areas = np.array([entry.area for entry in entries], np.float64)  # None becomes NaN
-        has_box = ~np.isnan(boxes).any(1)
-        valid = np.where(has_box, rules.judge_areas(areas, boxes, block.limits), areas > 0)
-        bad = ~np.isnan(areas) & ~valid
-        self._note(block, _AREAS, bad, lambda n: str(block.row(n).get("area")))
-        drawn = np.where(has_mask, block.pixels, boxes[:, 2] * boxes[:, 3])
-        for n in np.flatnonzero(~valid & has_mask & (block.pixels == 0)):
-            drawn[n] = rules.mask_area(segmentation_of(entries[n]), *block.size(int(n)))
-        judged["area"] = np.where(valid, areas, np.where(block.is_seen, np.nan_to_num(drawn), 0))
+        judged, has_mask = block.judged, block.codes[Flag.BAD_MASK] == 0
+        boxes = np.where(judged["flags"][:, None] & Flag.REGION, np.nan, judged["box"])
+        areas = np.array([entry.area for entry in block.entries], np.float64)  # None becomes NaN
+        valid = rules.judge_areas(areas, boxes, block.limits)
+        self._note(block, _AREAS, ~np.isnan(areas) & ~valid, "area")
+        drawn = np.where(has_mask, pixels, boxes[:, 2] * boxes[:, 3])
+        for n in np.flatnonzero(~valid & has_mask & (pixels == 0)).tolist():
+            drawn[n] = rules.mask_area(*block.mask(n))
+        judged["area"] = np.where(valid, areas, np.nan_to_num(drawn) * block.is_located)
 
-    def _judge_keypoints(self, block: AnnotationBlock) -> None:
-        known = block.is_known
-        points = [entry.keypoints for entry in block.entries]
+    def _judge_keypoints(self, block: _Block) -> np.ndarray:
+        """Count the labeled keypoints. Returns bool [N], True for unusable ones."""
+        points, known = [entry.keypoints for entry in block.entries], block.is_known
         if not self._points:
             has = np.fromiter(map(bool, points), bool, len(points))
-            bad = [n for n, odd in block.odd.items() if Flag.BAD_KEYPOINTS in odd.problems]
-            has[bad] = True
-            self._note(block, _NO_NAMES, has & known, None)
-            for odd in block.odd.values():
-                odd.problems.pop(Flag.BAD_KEYPOINTS, None)
-                odd.notes.pop("keypoints", None)
-            return
-        arguments = points, self._points, block.judged["box"], block.limits
-        codes, labeled, misplaced = rules.judge_keypoints(*arguments)
-        block.judged["labeled"] = np.where(known, labeled, 0)
-
-        def describe(n: int) -> str:
-            box = _shown(block.judged["box"][n])
-            return f"keypoints {short_repr(block.row(n).get('keypoints'))}, bbox {box}"
-
-        self._note(block, _MISPLACED, misplaced & block.is_seen, describe)
+            self._note(block, _NO_NAMES, has & known)
+            return has & False
+        bad, labeled, misplaced = rules.judge_keypoints(
+            points, self._points, block.judged["box"], block.limits
+        )
+        block.judged["labeled"] = labeled = labeled * known
+        self._note(block, _MISPLACED, misplaced & block.is_located, "keypoints", "bbox")
         unmeasured = np.array([entry.num_keypoints == 0 for entry in block.entries], bool)
-        self._note(block, _NOT_MEASURED, unmeasured & (labeled > 0) & known, None)
-        for n in np.flatnonzero(codes):
-            odd = block.odd.setdefault(int(n), Odd(block.row(int(n)), block.entries[n]))
-            length = len(points[n] or ())
-            odd.problems[Flag.BAD_KEYPOINTS] = rules.keypoints_text(codes[n], length, self._points)
-            odd.notes.pop("keypoints", None)
+        self._note(block, _NOT_MEASURED, unmeasured & (labeled > 0))
+        return bad & known
 
-    def _compare(self, block: AnnotationBlock) -> None:
+    def _compare(self, block: _Block) -> None:
         """Compare the first boxes with the boxes of their masks, and count differences."""
-        has_both = (block.box_codes == 0) & (block.mask_codes == 0)
-        for n in np.flatnonzero(has_both)[: max(rules.SAMPLE - self._compared, 0)]:
+        has_both = (block.codes[Flag.BAD_BOX] == 0) & (block.codes[Flag.BAD_MASK] == 0)
+        for n in np.flatnonzero(has_both)[: rules.SAMPLE - self._compared].tolist():
             self._compared += 1
-            box, mask = block.judged["box"][n].tolist(), segmentation_of(block.entries[n])
-            self._quads += rules.is_quadrilateral(mask)
-            extent = rules.mask_extent(mask, *block.size(int(n)))
-            if not rules.boxes_match(box, extent):
-                self._mismatched += 1
-                if not self._first_mismatched:
-                    text = f"bbox {_shown(box)}, box of the mask {_shown(extent)}"
-                    self._first_mismatched = f"{block.where(int(n))}: {text}"
+            self._quads += rules.is_quadrilateral(block.mask(n)[0])
+            tight = rules.mask_extent(*block.mask(n))
+            if tight is not None and not rules.boxes_match(block.judged["box"][n], tight):
+                self._different.append(f"{block.where(n, 'bbox')}, box of the mask {tight}")
 
-    def _written(self, block: AnnotationBlock) -> list[Any]:
+    def _written(self, block: _Block) -> list[Any]:
         """Return the texts to store: as written, or with changes and problems."""
         texts, flags = list(block.texts), block.judged["flags"]
-        is_bad = flags >= Flag.UNKNOWN_IMAGE
-        for n in sorted({*np.flatnonzero(is_bad).tolist(), *block.odd}):
-            row, odd = block.row(n), block.odd.get(n)
-            changes = odd.changes if odd else {}
-            problems = problems_of(block, n, self._categories) if is_bad[n] else {}
+        bad = np.flatnonzero(flags >= Flag.UNKNOWN_IMAGE)
+        for n in sorted({*bad.tolist(), *block.odd}):
+            row, odd, problems = block.row(n), block.odd.get(n), dict[int, str]()
             for key, note in odd.notes.items() if odd else ():
-                if is_used(block, n, key):
-                    text = f"{block.where(n)}: {key} {short_repr(row.get(key))}"
-                    self.findings.add(*note, text)
-            for flag, text in problems.items():
-                self.examples.setdefault(flag, f"{block.where(n)}: {text}")
-            if changes or problems:
-                stored = {**row, **changes}
-                if problems:
-                    stored[PROBLEM_KEY] = {str(int(flag)): text for flag, text in problems.items()}
-                texts[n] = json.dumps(stored).encode()
-            elif odd:
-                texts[n] = json.dumps(row).encode()
+                named = bool(self._points) or key != "keypoints"
+                if named and not flags[n] & rules.FIELDS.get(key, 0):
+                    self.findings.add(*note, block.where(n, key))
+            for flag in rules.FLAGS:
+                if flags[n] & flag:
+                    problems[int(flag)] = text = self._problem(block, n, row, flag)
+                    self.examples.setdefault(flag, f"{block.where(n)}: {text}")
+            stored = odd.stored if odd else row
+            texts[n] = json.dumps(stored | {PROBLEM_KEY: problems} if problems else stored).encode()
         return texts
+
+    def _problem(self, block: _Block, n: int, row: Row, flag: Flag) -> str:
+        """Describe what is wrong with an annotation."""
+        width, height = block.limits[n].astype(int)
+        first, last, hint = *self._range, ""
+        if (row.get("category_id"), first) in ((0, 1), (last + 1, 0)):
+            hint = f". Were they counted from {1 - first}?"
+        return rules.problem_text(
+            row, flag, int(block.codes[flag][n]) if flag in block.codes else 1,
+            height=height, width=width, first=first, last=last, hint=hint, points=self._points,
+        )  # fmt: skip
 
     def finish(self) -> None:
         """Raise DataError if most boxes are outside their images, or all look like corners.
@@ -290,8 +322,8 @@ class Judge:
         if self._quads == self._compared >= rules.MIN_BOXES:
             effect = "To train on boxes only, set MODEL.MASK_ON False."
             self.findings.add(QUADS, effect, entry="mask", count=self._quads)
-        if self._mismatched >= rules.MIN_BOXES and self._mismatched > self._compared / 2:
-            self.findings.add(*_DIFFERENT, self._first_mismatched, count=self._mismatched)
+        if len(self._different) >= max(rules.MIN_BOXES, self._compared / 2 + 0.5):
+            self.findings.add(*_DIFFERENT, self._different[0], count=len(self._different))
         misplaced, boxes = self._misplaced, self._boxes
         corners = self._like_corners == boxes >= rules.MIN_BOXES and misplaced
         if corners or (misplaced >= rules.MIN_BOXES and misplaced > boxes / 2):
@@ -303,6 +335,7 @@ class Judge:
             )
 
 
-def _shown(box: Iterable[float]) -> list[float]:
-    """Return a box for a message, with integers where its numbers are."""
-    return [int(x) if x == int(x) else float(x) for x in box]
+def annotation_name(row: Row, position: int) -> str:
+    """Return the name of an annotation in messages, by its ids as written."""
+    name = short_repr(row["id"]) if "id" in row else f"at position {position}"
+    return f"annotation {name} (image {short_repr(row.get('image_id'))})"

@@ -1,18 +1,18 @@
 """The rules by which boxes, masks, areas and keypoints are usable, and all of their thresholds.
 
 Each rule is decided for many annotations together, and only here. A number says which rule a value
-breaks, 0 none; `box_text` and the like describe it.
+breaks, 0 none; `problem_text` describes it.
 
 Letters in shapes: N annotations, Q polygons, M run-length masks.
 """
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from pycocotools import mask as rle_codec
 
+from detlite.files.errors import short_repr
 from detlite.structures.masks.formats import Segmentation, polygons_to_rle, to_bitmap
 from detlite.structures.masks.rle import (
     decode_runs,
@@ -22,7 +22,8 @@ from detlite.structures.masks.rle import (
     tight_bounds,
 )
 
-from .notation import Entry, Rle
+from .notation import Entry, Rle, Row
+from .selection import Flag
 
 # Tools round outwards: a box may exceed the image by 2 pixels or 0.1 of its side without a note.
 _OVERHANG_PIXELS, _OVERHANG_FRACTION = 2.0, 0.1
@@ -31,12 +32,56 @@ _POLYGON_MARGIN = 64  # pixels by which a polygon may exceed its image, or the i
 # Largest distance between the edges of a box and of its mask: pixels, or fraction of the side.
 _MAX_PIXELS_OFF, _MAX_FRACTION_OFF = 3.0, 0.1
 TINY = 1  # a side of a box below it is reported
-SAMPLE = 2000  # boxes of a file that are compared with their masks
+SAMPLE = 200  # boxes of a file that are compared with their masks
 MIN_BOXES = 4  # fewer boxes cannot show that all are wrong
 
-NO_BOX = 1  # of `judge_boxes`
-BOX_OUTSIDE = (4, 6)
-OUTSIDE, _WRONG_SIZE = 5, 6  # of `judge_masks`
+NO_BOX, BOX_OUTSIDE = 1, 4  # of `judge_boxes`
+_OUTSIDE, _WRONG_SIZE, EMPTY = 5, 6, 9  # of `judge_masks`
+# The field that each flag is about, and what is wrong with it, by the number of the broken rule.
+_IN_PIXEL = "inside the first pixel. Coordinates are in pixels: multiply fractions by the size"
+_PROBLEMS = {
+    Flag.UNKNOWN_IMAGE: ("image_id", ("is not in 'images'",)),
+    Flag.BAD_CROWD: ("iscrowd", ("is not 0 or 1",)),
+    Flag.UNKNOWN_CATEGORY: (
+        "category_id", ("is not in 'categories', whose ids are {first} to {last}{hint}",),
+    ),
+    Flag.BAD_BOX: ("bbox", (
+        "is not four finite numbers [x, y, width, height]",
+        "has no positive width and height",
+        "is " + _IN_PIXEL + " {width}x{height}",
+        "is outside the {width}x{height} image",
+        "has a side that is too short for 32-bit numbers",
+    )),
+    Flag.NO_MASK: (
+        "segmentation", ("has no mask, but masks are trained (MODEL.MASK_ON False: boxes only)",),
+    ),
+    Flag.BAD_MASK: ("segmentation", (
+        "is neither run lengths nor polygons of finite x and y of at least three points",
+        "has a polygon without area",
+        "has a polygon " + _IN_PIXEL + " {width}x{height}",
+        "has a polygon too far outside the {width}x{height} image",
+        "is outside the {width}x{height} image",
+        "has another size [height, width] than its image, [{height}, {width}]",
+        "has RLE counts that are not run lengths",
+        "has RLE counts over another number of pixels than the {width}x{height} image",
+        "is empty: no pixel is set",
+    )),
+    Flag.BAD_KEYPOINTS: (
+        "keypoints", ("is not x, y and visibility (0, 1 or 2) of {points} points",),
+    ),
+}  # fmt: skip
+FLAGS = tuple(_PROBLEMS)
+FIELDS = {field: flag for flag, (field, _) in _PROBLEMS.items() if flag != Flag.NO_MASK}
+
+
+def problem_text(row: Row, flag: Flag, code: int, **facts: object) -> str:
+    """Describe the problem of an annotation `row`: the broken rule `code` of a flag.
+
+    The `facts` are the `height` and `width` of its image, and for categories and keypoints what the
+    file has.
+    """
+    field, texts = _PROBLEMS[flag]
+    return f"{field} {short_repr(row.get(field))} {texts[code - 1].format(**facts)}"
 
 
 def judge_boxes(boxes: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -50,28 +95,15 @@ def judge_boxes(boxes: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.n
     with np.errstate(invalid="ignore", over="ignore"):
         low, high = np.maximum(start, 0), np.minimum(start + sides, limits)
         in_pixel = ((start >= 0) & (start <= 1) & (sides < 1)).all(1) & (limits.min(1) > 1)
-        outside = low >= high
         short = low.astype(np.float32) >= high.astype(np.float32)  # as in targets
         broken = [np.isnan(boxes).any(1), (sides <= 0).any(1), in_pixel,
-                  outside[:, 0], short[:, 0], outside[:, 1], short[:, 1]]  # fmt: skip
-        codes = np.select(broken, range(1, 8), 0)
+                  (low >= high).any(1), short.any(1)]  # fmt: skip
+        codes = np.select(broken, range(1, 6), 0)
         overhang = np.maximum(-start, start + sides - limits)
         allowed = np.maximum(_OVERHANG_PIXELS, _OVERHANG_FRACTION * sides)
         far = (codes == 0) & (overhang > allowed).any(1)
         clipped = np.concatenate([low, high - low], 1)
     return codes, np.where(far[:, None], clipped, boxes), far
-
-
-def box_text(code: int, box: Sequence[float], height: int, width: int) -> str:
-    """Describe what is wrong with a box; `code` is not NO_BOX."""
-    axis = (code - 4) // 2
-    return (
-        f"bbox {box} has width {box[2]:g} and height {box[3]:g}: both must be positive",
-        f"bbox {box} is inside the first pixel. Boxes are in pixels: multiply fractions by the "
-        f"image size {width}x{height}",
-        f"bbox {box} is outside the {width}x{height} image",
-        f"bbox {box} has a side of {box[2 + axis]}, too short for 32-bit numbers",
-    )[code - 2 if code < 4 else 2 + code % 2]
 
 
 def judge_masks(
@@ -88,11 +120,11 @@ def judge_masks(
     rings = [mask if isinstance(mask, list) else [] for mask in masks]
     counts = np.fromiter(map(len, rings), np.int64, len(rings))
     owners = np.repeat(np.arange(len(entries)), counts)
-    broken, visible = judge_polygons([*chain.from_iterable(rings)], limits[owners])
+    broken, visible = _judge_polygons([*chain.from_iterable(rings)], limits[owners])
     kept = np.bincount(owners[broken == 0], minlength=len(entries))
     seen = np.bincount(owners[visible], minlength=len(entries)) > 0
     has = np.flatnonzero(counts)
-    codes[has] = np.where(kept[has] > 0, OUTSIDE, broken[(counts.cumsum() - counts)[has]])
+    codes[has] = np.where(kept[has] > 0, _OUTSIDE, broken[(counts.cumsum() - counts)[has]])
     codes[seen] = 0
     rles = {n: mask for n, mask in enumerate(masks) if isinstance(mask, Rle)}
     chosen = np.array([*rles], np.int64)
@@ -100,7 +132,14 @@ def judge_masks(
     return codes, pixels, seen & (kept < counts)
 
 
-def judge_polygons(
+def valid_polygons(entry: Entry, limits: np.ndarray) -> list[list[float]]:
+    """Return the valid polygons of a mask in an image of (width, height) [2]."""
+    rings = entry.segmentation if isinstance(entry.segmentation, list) else []
+    broken, _ = _judge_polygons(rings, np.tile(limits, (len(rings), 1)))
+    return [ring for ring, code in zip(rings, broken, strict=True) if not code]
+
+
+def _judge_polygons(
     polygons: Sequence[Sequence[float]], limits: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Judge polygons [Q] in images of (width, height) [Q, 2].
@@ -130,61 +169,26 @@ def judge_polygons(
 def _judge_rles(masks: Sequence[Rle], limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the broken rules of run-length masks [M], and their pixels, float64 [M]."""
     strings = [mask.counts if isinstance(mask.counts, str) else "" for mask in masks]
-    decoded, counts, valid = decode_runs(*join_strings(strings))
-    plain = [mask.counts if isinstance(mask.counts, list) else [] for mask in masks]
-    numbers = np.fromiter(map(len, plain), np.int64, len(plain))
-    runs = np.fromiter(chain.from_iterable(plain), np.int64, numbers.sum())
+    runs, counts, valid = decode_runs(*join_strings(strings))
+    pixels, total, negative = sum_runs(runs, counts)
     # Each mask has runs in one of both forms.
-    (pixels, total, negative), (more, rest, wrong) = (
-        sum_runs(decoded, counts),
-        sum_runs(runs, numbers),
-    )
+    plain = [mask.counts if isinstance(mask.counts, list) else [] for mask in masks]
+    counts = np.fromiter(map(len, plain), np.int64, len(plain))
+    runs = np.fromiter(chain.from_iterable(plain), np.int64, counts.sum())
+    more, rest, wrong = sum_runs(runs, counts)
     pixels, total = pixels + more, total + rest
     sizes = np.array([mask.size for mask in masks], np.int64).reshape(-1, 2)
     broken = [(sizes != limits[:, ::-1]).any(1), negative | wrong | ~valid,
               total != limits.prod(1), pixels == 0]  # fmt: skip
-    return np.select(broken, range(_WRONG_SIZE, _WRONG_SIZE + 4), 0), pixels
-
-
-def is_swapped(mask: Any, code: int, height: int, width: int) -> bool:
-    """Return True for run lengths of size (width, height)."""
-    swapped = isinstance(mask, Rle) and mask.size == (width, height)
-    return bool(swapped and code == _WRONG_SIZE and height != width)
-
-
-def mask_text(code: int, mask: Any, written: Any, height: int, width: int) -> str:
-    """Describe what is wrong with a mask that is in COCO's types; `written` is the file's value."""
-    size, polygon = f"{width}x{height}", mask[0] if isinstance(mask, list) else []
-    if code == 1:
-        count = f"has a polygon of {len(polygon)} numbers"
-        text = f"{count}: x and y of at least three points are needed"
-    elif code == 2:
-        text = "has a polygon without area"
-    elif code == 3:
-        text = f"has a polygon inside the first pixel: multiply fractions by the size {size}"
-    elif code == 4:
-        reach = f"from {min(polygon):g} to {max(polygon):g}"
-        text = f"has a polygon {reach}, too far outside the {size} image"
-    elif code == OUTSIDE:
-        text = f"is outside the {size} image"
-    elif code == _WRONG_SIZE:
-        given = written.get("size") if isinstance(written, dict) else None
-        text = f"has size {given} [height, width], its image [{height}, {width}]"
-    elif code == _WRONG_SIZE + 1:
-        text = "has RLE counts that are not run lengths"
-    elif code == _WRONG_SIZE + 2:
-        runs = run_lengths(mask.counts).sum(dtype=np.float64)
-        text = f"has RLE counts over {runs:.0f} of {height * width} pixels"
-    else:
-        text = "is empty: no pixel is set"
-    return f"segmentation {text}"
+    return np.select(broken, range(_WRONG_SIZE, EMPTY + 1), 0), pixels
 
 
 def judge_areas(areas: np.ndarray, boxes: np.ndarray, limits: np.ndarray) -> np.ndarray:
     """Return bool [N], True for areas [N] in pixels, of objects with boxes [N, 4]."""
     with np.errstate(invalid="ignore"):
         is_fraction = (areas < 1) & (boxes[:, 2] * boxes[:, 3] > _MAX_SPARSE)
-        return (areas > 0) & (areas <= limits.prod(1)) & ~is_fraction
+        is_area = (areas > 0) & (areas <= limits.prod(1)) & ~is_fraction
+        return np.where(np.isnan(boxes).any(1), areas > 0, is_area)
 
 
 def judge_keypoints(
@@ -193,33 +197,26 @@ def judge_keypoints(
     """Judge the keypoints of N objects that should have `count` each, or none.
 
     Returns:
-        The broken rules [N]; the numbers of labeled keypoints, int64 [N]; and bool [N], True if a
-        labeled keypoint is at (0, 0) or outside of the image, or none is in the box [N, 4].
+        Bool [N], True if they are not; the numbers of labeled keypoints, int64 [N]; and bool [N],
+        True if a labeled keypoint is at (0, 0) or outside of the image, or none is in the box
+        [N, 4].
     """
     lengths = np.array([len(points or ()) for points in keypoints], np.int64)
-    codes = np.where((lengths > 0) & (lengths != 3 * count), 1, 0)
-    labeled, misplaced = np.zeros(len(codes), np.int64), np.zeros(len(codes), bool)
-    chosen = np.flatnonzero((lengths > 0) & (codes == 0))
+    bad = (lengths > 0) & (lengths != 3 * count)
+    labeled, misplaced = np.zeros(len(bad), np.int64), np.zeros(len(bad), bool)
+    chosen = np.flatnonzero((lengths > 0) & ~bad)
     values = chain.from_iterable(keypoints[n] or () for n in chosen.tolist())
     points = np.fromiter(values, np.float64, 3 * count * len(chosen)).reshape(-1, count, 3)
-    unknown = ~np.isin(points[..., 2], (0, 1, 2)).all(1)
-    codes[chosen] = np.where(unknown, 2, 0)
+    known = np.isin(points[..., 2], (0, 1, 2)).all(1)
+    bad[chosen] = ~known
     x_y, visible = points[..., :2], points[..., 2] > 0
-    labeled[chosen] = visible.sum(1) * ~unknown
+    labeled[chosen] = visible.sum(1) * known
     low, high = boxes[chosen, None, :2] - 1, boxes[chosen, None, :2] + boxes[chosen, None, 2:] + 1
     outside = ((x_y < -1) | (x_y > limits[chosen, None])).any(2) | (x_y == 0).all(2)
     inside = ((x_y >= low) & (x_y <= high)).all(2)
-    has_box = ~np.isnan(boxes[chosen]).any(1)
     wrong = (outside & visible).any(1) | (visible.any(1) & ~(inside & visible).any(1))
-    misplaced[chosen] = wrong & has_box & ~unknown
-    return codes, labeled, misplaced
-
-
-def keypoints_text(code: int, length: int, count: int) -> str:
-    """Describe what is wrong with a list of keypoints."""
-    if code == 1:
-        return f"keypoints has {length} numbers, not x, y and visibility of {count} points"
-    return "keypoints has a visibility that is not 0, 1 or 2"
+    misplaced[chosen] = wrong & ~np.isnan(boxes[chosen]).any(1) & known
+    return bad, labeled, misplaced
 
 
 def look_like_corners(boxes: np.ndarray, limits: np.ndarray) -> np.ndarray:
@@ -230,13 +227,10 @@ def look_like_corners(boxes: np.ndarray, limits: np.ndarray) -> np.ndarray:
 
 def boxes_match(box: Sequence[float], tight: Sequence[float]) -> bool:
     """Return True if all sides of two boxes (x, y, width, height) are near each other."""
-    for axis in (0, 1):
-        start_off = tight[axis] - box[axis]
-        end_off = start_off + tight[axis + 2] - box[axis + 2]
-        allowed = max(_MAX_PIXELS_OFF, _MAX_FRACTION_OFF * box[axis + 2])
-        if max(abs(start_off), abs(end_off)) > allowed:
-            return False
-    return True
+    one, other = np.reshape(box, (2, 2)), np.reshape(tight, (2, 2))
+    starts, ends = other[0] - one[0], other.sum(0) - one.sum(0)
+    allowed = np.maximum(_MAX_PIXELS_OFF, _MAX_FRACTION_OFF * one[1])
+    return bool((np.maximum(abs(starts), abs(ends)) <= allowed).all())
 
 
 def is_quadrilateral(segmentation: Segmentation) -> bool:
@@ -247,34 +241,29 @@ def is_quadrilateral(segmentation: Segmentation) -> bool:
     return len(points) == 8 or (len(points) == 10 and points[:2] == points[8:])
 
 
-def tight_box(bitmap: np.ndarray) -> list[int] | None:
-    """Return the box [x, y, width, height] of the pixels of a bitmap; None without a pixel."""
-    left, top, right, bottom = tight_bounds(bitmap)
+def mask_box(segmentation: Segmentation, height: int, width: int) -> list[int] | None:
+    """Return the tight box [x, y, width, height] of a valid mask; None if it has no pixel."""
+    if isinstance(segmentation, dict):
+        runs = run_lengths(segmentation["counts"])
+        starts, ends = runs.cumsum()[0:-1:2], runs.cumsum()[1::2]
+        starts, last = starts[starts < ends], ends[starts < ends] - 1
+        if not len(starts):
+            return None
+        (x1, x2), (y1, y2) = (starts[0] // height, last[-1] // height), (0, height - 1)
+        if (starts // height == last // height).all():  # no run into the next column
+            y1, y2 = (starts % height).min(), (last % height).max()
+        return [int(x) for x in (x1, y1, x2 - x1 + 1, y2 - y1 + 1)]
+    left, top, right, bottom = tight_bounds(to_bitmap(segmentation, height, width))
     return [left, top, right - left, bottom - top] if right else None
 
 
-def mask_box(segmentation: Segmentation, height: int, width: int) -> list[int] | None:
-    """Return the tight box [x, y, width, height] of a valid mask; None if it has no pixel."""
-    return tight_box(to_bitmap(segmentation, height, width))
-
-
-def mask_extent(segmentation: Segmentation, height: int, width: int) -> list[float]:
-    """Return the box (x, y, width, height) of a valid mask, of polygons by their corners."""
+def mask_extent(segmentation: Segmentation, height: int, width: int) -> list[float] | None:
+    """Return the box of a valid mask without drawing it: of polygons, around their corners."""
     if isinstance(segmentation, dict):
-        runs = run_lengths(segmentation["counts"])
-        ends = runs.cumsum()
-        first, last = (ends - runs)[1::2], ends[1::2] - 1
-        first, last = first[first <= last], last[first <= last]
-        (x1, x2), (y1, y2) = (first[0] // height, last[-1] // height), (0, height - 1)
-        if (first // height == last // height).all():
-            y1, y2 = (first % height).min(), (last % height).max()
-        return [int(x) for x in (x1, y1, x2 - x1 + 1, y2 - y1 + 1)]
-    low_high = []
-    for start, side in ((0, width), (1, height)):
-        values = [value for polygon in segmentation for value in polygon[start::2]]
-        low_high.append((max(min(values), 0), min(max(values), side)))
-    (x1, x2), (y1, y2) = low_high
-    return [x1, y1, x2 - x1, y2 - y1]
+        return mask_box(segmentation, height, width)  # type: ignore[return-value]
+    corners = np.concatenate(segmentation).reshape(-1, 2)
+    low, high = corners.min(0).clip(0), np.minimum(corners.max(0), (width, height))
+    return [*low.tolist(), *(high - low).tolist()]
 
 
 def mask_area(segmentation: Segmentation, height: int, width: int) -> float:

@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import rules
-from .blocks import segmentation_of
 from .judge import CLIPPED, PARTS
-from .notation import Note, normalize
+from .notation import Note, normalize, segmentation_of
 from .selection import Flag
 
 
@@ -31,38 +30,20 @@ def read_box(value: Any, height: int, width: int) -> Reading:
     box, limits = np.array([odd.entry.bbox], np.float64), np.array([[width, height]], np.float64)
     codes, judged, far = rules.judge_boxes(box, limits)
     if codes[0]:
-        text = odd.problems.get(Flag.BAD_BOX)
-        return Reading(None, text or rules.box_text(codes[0], odd.entry.bbox, height, width))
-    if far[0]:
-        return Reading(judged[0].tolist(), note=CLIPPED)
-    return Reading(odd.entry.bbox, note=odd.notes.get("bbox"))
+        problem = rules.problem_text(odd.row, Flag.BAD_BOX, codes[0], height=height, width=width)
+        return Reading(None, problem)
+    return Reading(judged[0].tolist(), note=CLIPPED if far[0] else odd.notes.get("bbox"))
 
 
-def read_segmentation(value: Any, height: int, width: int) -> Reading:
-    """Read polygons or an RLE of an image."""
-    odd = normalize({"segmentation": value})
-    entry, limits = odd.entry, np.array([[width, height]], np.float64)
-    codes, _, parts = rules.judge_masks([entry], limits)
-    code = int(codes[0])
-    if code < 0:
-        missing = f"segmentation is {'missing' if value is None else 'empty'}"
-        return Reading(None, odd.problems.get(Flag.BAD_MASK, missing))
-    if code:
-        text = rules.mask_text(code, entry.segmentation, value, height, width)
-        return Reading(None, odd.parts.get(0, text) if code != rules.OUTSIDE else text)
-    mask = segmentation_of(entry)
-    if parts[0] and isinstance(mask, list):
-        limits = np.repeat(limits, len(mask), axis=0)
-        valid = rules.judge_polygons(mask, limits)[0] == 0
-        return Reading([ring for ring, is_valid in zip(mask, valid, strict=True) if is_valid],
-                       note=PARTS)  # fmt: skip
-    return Reading(mask, note=odd.notes.get("segmentation"))
-
-
-def rle_problem(rle: Any, height: int, width: int, may_be_empty: bool = False) -> str | None:
-    """Return what is wrong with an RLE (compressed or not) of an image, or None."""
-    problem = read_segmentation({"size": rle.get("size"), "counts": rle.get("counts")},
-                                height, width).problem  # fmt: skip
-    if problem == "segmentation is empty: no pixel is set" and may_be_empty:
-        return None
-    return problem and problem.removeprefix("segmentation ")
+def read_segmentation(value: Any, height: int, width: int, may_be_empty: bool = False) -> Reading:
+    """Read polygons or an RLE of an image, which `may_be_empty` of pixels."""
+    odd, limits = normalize({"segmentation": value}), np.array([[width, height]], np.float64)
+    codes, _, parts = rules.judge_masks([odd.entry], limits)
+    if codes[0] and not (may_be_empty and codes[0] == rules.EMPTY):
+        flag = Flag.BAD_MASK if codes[0] > 0 else Flag.NO_MASK
+        return Reading(
+            None, rules.problem_text(odd.row, flag, max(codes[0], 1), height=height, width=width)
+        )
+    if parts[0]:
+        return Reading(rules.valid_polygons(odd.entry, limits[0]), note=PARTS)
+    return Reading(segmentation_of(odd.entry), note=odd.notes.get("segmentation"))

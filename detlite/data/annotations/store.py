@@ -27,10 +27,8 @@ from detlite.files.errors import DataError, short_repr
 from detlite.files.reading import open_file
 from detlite.structures.keypoints import keypoint_names
 
-from .blocks import JUDGED, BlockReader
 from .heads import drop_namesakes, read_categories, read_images
-from .judge import Judge
-from .notation import parse_if_text
+from .judge import JUDGED, NO_ID, Judge, annotation_name
 from .scan import Document, document_of, read_document, without_gc
 from .selection import Flag
 from .table import END, VERSION, AnnotationTable, DamagedTableError
@@ -55,8 +53,7 @@ def open_table(file: Path, by_url: bool = False, nameless: bool = False) -> Anno
         nameless: the names of images, categories and keypoints, and the sizes of images, may be
             missing, because metrics do not need them.
     """
-    folder = cache.folder()
-    if folder is not None:
+    if (folder := cache.folder()) is not None:
         try:
             return _cached_table(file, by_url, nameless, folder)
         except OSError as error:
@@ -183,35 +180,31 @@ def write_table(
     if nameless and not names:
         names = _numbered_keypoints(document.texts["annotations"])
         categories = [{**row, "keypoints": names} for row in categories] if names else categories
-    reader = BlockReader(file, images, category_ids, nameless)
-    judge = Judge(file, reader, categories, len(names), findings)
-    texts = document.texts["annotations"]
-    judged = np.zeros(len(texts), JUDGED)
-    sizes = [_write_texts(stream, document.texts["images"][group])
-             for group in _groups(document.texts["images"])]  # fmt: skip
-    for group in _groups(texts):
-        written, judged[group] = judge.read(texts[group], group.start)
+    judge = Judge(file, images, categories, category_ids, len(names), findings, nameless)
+    texts = document.texts
+    judged = np.zeros(len(texts["annotations"]), JUDGED)
+    sizes = [_write_texts(stream, texts["images"][group]) for group in _groups(texts["images"])]
+    for group in _groups(texts["annotations"]):
+        written, judged[group] = judge.read(texts["annotations"][group], group.start)
         sizes.append(_write_texts(stream, written))
     judge.finish()
-    ends = np.concatenate(sizes).cumsum()
-    spans = np.stack([ends - np.concatenate(sizes), ends], axis=1)
-    _check_ids(judged, reader.unnamed, findings)
+    lengths = np.concatenate(sizes)
+    spans = np.stack([lengths.cumsum() - lengths, lengths.cumsum()], axis=1)
+    of_images, of_annotations = np.split(spans, [len(texts["images"])])
+    _check_ids(judged, texts["annotations"], findings)
     _report_repeats(judged, findings)
     used = {*np.unique(judged["category_id"][judged["image"] < len(images.ids)]).tolist()}
     order = np.argsort(judged["image"], kind="stable")
+    stored = {"ids": "id", "category_ids": "category_id", "flags": "flags", "labeled": "labeled",
+              "areas": "area", "boxes": "box"}  # fmt: skip
     columns: dict[str, np.ndarray] = {
         "image_ids": np.array(images.ids, np.int64),
         "sizes": np.array(images.sizes, np.int32),
-        "images": spans[: len(document.texts["images"])][images.positions],
+        "images": of_images[images.positions],
         "first": np.searchsorted(judged["image"][order], np.arange(len(images.ids) + 1)),
-        "annotations": spans[len(document.texts["images"]) :][order],
+        "annotations": of_annotations[order],
         "positions": order,
-        "ids": judged["id"][order],
-        "category_ids": judged["category_id"][order],
-        "flags": judged["flags"][order],
-        "labeled": judged["labeled"][order],
-        "areas": judged["area"][order],
-        "boxes": judged["box"][order],
+        **{name: judged[own][order] for name, own in stored.items()},
     }
     sections = {}
     for name, column in columns.items():
@@ -255,10 +248,9 @@ def _numbered_keypoints(texts: Iterable[Any]) -> list[str]:
     """Return names "1", "2", ... for the keypoints of the first annotation that has any."""
     for text in texts:
         row = json.loads(bytes(text))
-        points = parse_if_text(row.get("keypoints")) if isinstance(row, dict) else None
+        points = row.get("keypoints") if isinstance(row, dict) else None
         if isinstance(points, list) and points:
-            count = len(points) // (1 if isinstance(points[0], list) else 3)
-            return [*map(str, range(1, count + 1))]
+            return [*map(str, range(1, len(points) // 3 + 1))]
     return []
 
 
@@ -278,24 +270,20 @@ def _write_texts(stream: IO[bytes], texts: list[Any]) -> np.ndarray:
     return np.fromiter((memoryview(text).nbytes for text in texts), np.int64, len(texts))
 
 
-def _check_ids(judged: np.ndarray, unnamed: str, findings: Findings) -> None:
+def _check_ids(judged: np.ndarray, texts: Sequence[Any], findings: Findings) -> None:
     """Replace the ids of annotations by their positions if they are not different integers."""
-    repeats = not unnamed and _has_repeats(judged["id"])
-    if unnamed or repeats:
-        ids, counts = np.unique(judged["id"], return_counts=True)
+    ids = np.sort(judged["id"])
+    repeated = ids[1:][ids[1:] == ids[:-1]]
+    if NO_ID in ids[:1] or len(repeated):
+        value = NO_ID if NO_ID in ids[:1] else repeated[0]
+        position = int((judged["id"] == value).argmax())
         findings.add(
             "ids of annotations that are not different integers",
             "All annotations are numbered from 1 in the order of the file.",
-            unnamed
-            or f"{counts.max()} annotations have the id {ids[counts.argmax()]}",
+            annotation_name(json.loads(bytes(texts[position])), position),
             "file",
-        )  # fmt: skip
+        )
         judged["id"] = np.arange(1, len(judged) + 1)
-
-
-def _has_repeats(values: np.ndarray) -> bool:
-    ordered = np.sort(values)
-    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _report_repeats(judged: np.ndarray, findings: Findings) -> None:
@@ -307,9 +295,9 @@ def _report_repeats(judged: np.ndarray, findings: Findings) -> None:
     for values in (judged["image"][known], judged["category_id"][known], *boxes.T):
         keys = (keys ^ np.ascontiguousarray(values).view(np.uint64)) * _PRIME
         keys ^= keys >> np.uint64(29)
-    if _has_repeats(keys):
-        first = np.unique(keys, return_index=True)[1]
-        repeated = np.setdiff1d(known, known[first])
+    order = np.argsort(keys, kind="stable")
+    repeated = np.sort(known[order[1:][keys[order[1:]] == keys[order[:-1]]]])
+    if len(repeated):
         effect = "All are trained and measured. `detlite check` lists them: delete the repeats."
         example = f"annotation {judged['id'][repeated[0]]}"
         findings.add(REPEATED, effect, example, count=len(repeated))

@@ -22,12 +22,12 @@ from detlite.data.findings import Findings
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import keypoint_names
 
-from .blocks import PROBLEM_KEY, annotation_name
 from .heads import set_file_name
 from .ids import WRITTEN_ID, Ids
+from .judge import PROBLEM_KEY, annotation_name
 from .selection import Flag, Selection, located
 
-VERSION = 20  # increase it with every change of the content of tables or of the rules behind it
+VERSION = 21  # increase it with every change of the content of tables or of the rules behind it
 END = struct.Struct("<QQ")  # of the file: the number of bytes of its facts, and VERSION
 _MAX_FACTS = 1 << 32  # bytes
 _TOGETHER = 1024  # texts that are read together
@@ -78,17 +78,17 @@ class AnnotationTable:
             end = self._file.seek(0, os.SEEK_END) - END.size
             size, version = END.unpack(self._pread(END.size, max(end, 0)))
             if version != VERSION or size > min(end, _MAX_FACTS):
-                raise DamagedTableError(f"{path}: not an index of this version")
+                raise ValueError("another version")
             self.facts: dict[str, Any] = json.loads(self._pread(size, end - size))
             first, self.sizes, self.flags = map(self.column, ("first", "sizes", "flags"))
             # Each process holds it: a smaller type if that has all positions.
             self._first = first.astype(np.int32 if len(self.flags) < 1 << 31 else np.int64)
             self.content: dict[str, Any] = self.facts["content"]
             self.notes = Findings.from_json(self.facts["findings"])
-        except (OSError, DamagedTableError):
+        except OSError:
             raise
         except Exception as error:  # numpy, struct and json raise various errors
-            raise DamagedTableError(f"{path}: not an index, or damaged") from error
+            raise DamagedTableError(f"{path}: not an index of this version, or damaged") from error
         if min_area:
             areas = self.column("areas")
             self.flags = self.flags | ((areas > 0) & (areas < min_area)) * np.uint16(Flag.SMALL)
@@ -116,6 +116,11 @@ class AnnotationTable:
             raise DataError(self._damaged())
         return np.frombuffer(bytearray(data), dtype).reshape(last - first, *shape[1:])
 
+    def _at(self, name: str, indices: np.ndarray) -> np.ndarray:
+        """Read rows of a column."""
+        low, stop = (int(indices.min()), int(indices.max()) + 1) if len(indices) else (0, 0)
+        return self.column(name, low, stop)[indices - low]
+
     @property
     def image_ids(self) -> np.ndarray:
         """The ids of the images, int64 [I]."""
@@ -141,11 +146,8 @@ class AnnotationTable:
 
     def images(self, numbers: np.ndarray) -> list[dict[str, Any]]:
         """Return the entries of images, see `image`."""
-        if not len(numbers):
-            return []
-        low, high = int(numbers.min()), int(numbers.max()) + 1
-        spans, ids = (self.column(key, low, high)[numbers - low] for key in ("images", "image_ids"))
-        entries, by_url, nameless = self._load(spans), self.facts["by_url"], self.facts["nameless"]
+        entries, ids = self._load(self._at("images", numbers)), self._at("image_ids", numbers)
+        by_url, nameless = self.facts["by_url"], self.facts["nameless"]
         values = zip(entries, ids.tolist(), self.sizes[numbers].tolist(), strict=True)
         for entry, image_id, (height, width) in values:
             if type(entry["id"]) is not int or entry["id"] != image_id:
@@ -153,14 +155,6 @@ class AnnotationTable:
             entry |= {"height": height, "width": width, "id": image_id}
             set_file_name(entry, by_url, nameless)
         return entries
-
-    def annotations(self, number: int, select: Select = located) -> list[dict[str, Any]]:
-        """Return the selected annotations of an image, in file order and COCO's notation.
-
-        Boxes that cannot be used are those of the masks. Annotations without a valid image, and the
-        boxes of those without a valid box, are as written.
-        """
-        return self.rows(self._selected(number, select))
 
     def values(self, name: str, number: int, select: Select) -> np.ndarray:
         """Return the values of a column for selected annotations of an image."""
@@ -179,41 +173,41 @@ class AnnotationTable:
         counts = np.diff(self._first, append=len(self.flags))
         return np.repeat(np.arange(len(counts)), counts)
 
-    def _selected(self, number: int, select: Select) -> np.ndarray:
-        """Return the indices of the selected annotations of an image."""
+    def selected(self, number: int, select: Select = located) -> np.ndarray:
+        """Return the indices of the selected annotations of an image, in file order."""
         first, last = self._first[number : number + 2].tolist()
         return first + np.flatnonzero(select(self.flags[first:last]))
 
     def rows(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        """Return judged annotations, see `annotations`."""
-        if not len(indices):
-            return []
-        low, high = int(indices.min()), int(indices.max()) + 1
-        names = ("annotations", "ids", "category_ids", "areas", "boxes")
-        spans, *columns = (self.column(name, low, high)[indices - low] for name in names)
+        """Return judged annotations in COCO's notation.
+
+        Boxes that cannot be used are those of the masks. Annotations without a valid image, and the
+        boxes of those without a valid box, are as written.
+        """
         positions = indices.astype(self._first.dtype)  # or all of the other array is converted
         numbers = np.searchsorted(self._first, positions, side="right") - 1
-        first, last = int(numbers.min()), min(int(numbers.max()) + 1, len(self))
-        images = [*self.column("image_ids", first, max(first, last)).tolist(), None]
-        rows, flags = self._load(spans), self.flags[indices].tolist()
-        values = [(numbers - first).tolist(), *(column.tolist() for column in columns)]
-        for row, flag, number, own_id, category_id, area, box in zip(
-            rows, flags, *values, strict=True
+        names, rows = ("ids", "category_ids", "areas", "boxes"), []
+        columns = [self.flags[indices], self._at("image_ids", numbers.clip(max=len(self) - 1)),
+                   *(self._at(name, indices) for name in names)]  # fmt: skip
+        texts = self._load(self._at("annotations", indices))
+        for row, flag, image_id, own_id, category_id, area, box in zip(
+            texts, *(column.tolist() for column in columns), strict=True
         ):
             row.pop(PROBLEM_KEY, None)
             row["id"] = own_id
             if not flag & Flag.UNKNOWN_IMAGE:
-                row["image_id"] = images[number]
+                row["image_id"] = image_id
             if not flag & Flag.UNKNOWN_CATEGORY:
                 row["category_id"] = category_id
             if area > 0 and row.get("area") != area:
                 row["area"] = area
             if box[0] == box[0] and row.get("bbox") != box:
                 row["bbox"] = box
+            rows.append(row)
         return rows
 
     def stored(self, number: int, select: Select) -> list[dict[str, Any]]:
-        """Return the selected annotations of an image without what `annotations` changes.
+        """Return the selected annotations of an image without what `rows` changes.
 
         It is faster. Masks and keypoints are in COCO's notation.
         """

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
-from detlite.data.annotations.blocks import annotation_name
-from detlite.data.annotations.heads import Row
+from detlite.data.annotations.judge import annotation_name
+from detlite.data.annotations.notation import Row
 from detlite.data.annotations.selection import located
 from detlite.data.annotations.store import open_table
 from detlite.data.annotations.table import Select

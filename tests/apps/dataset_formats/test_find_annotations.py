@@ -207,7 +207,7 @@ def test_bad_image_entries_of_written_files_are_reported(tmp_path, image, name):
     sets, _ = find_sets(tmp_path)
     findings = json.loads(sets["train"].annotations.read_text())["findings"]
     assert findings[0]["what"] == "entries of images that cannot be used"
-    assert "image 9, entry 3 of 'images': has size 5x-1" in findings[0]["example"]
+    assert "image 9, entry 3 of 'images': has height: -1, which" in findings[0]["example"]
 
 
 def test_json_files_without_annotations_are_skipped(yolo_folder, text):

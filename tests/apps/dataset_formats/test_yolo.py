@@ -82,7 +82,7 @@ def test_labels_next_to_images_and_classes_txt(tmp_path, image, text):
             "cat 0.5 0.5 0.1 0.1",
             "needs a category number and fractions (could not convert string to float: 'cat')",
         ),
-        ("0 0.5 0.5 0.1 0", "both must be positive"),
+        ("0 0.5 0.5 0.1 0", "no positive width and height"),
         ("0 0.5,0.5 0.1 0.1", "could not convert string to float: '0.5,0.5'"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from detlite.data.annotations.rules import mask_box, mask_extent
 from detlite.data.annotations.single import read_segmentation
 from detlite.structures.masks.formats import encode_bitmap
-from detlite.structures.masks.rle import run_lengths
+from detlite.structures.masks.rle import run_lengths, tight_bounds
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,12 @@ def test_compressed_rles_are_checked(bitmap):
     assert read_segmentation(damaged, 9, 7).problem is not None
 
 
-@given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63).filter(any))
-def test_extent_of_a_mask(bitmap):
+@given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63))
+def test_boxes_of_masks(bitmap):
     pixels = np.array(bitmap).reshape(9, 7)
+    left, top, right, bottom = tight_bounds(pixels)
+    box = [left, top, right - left, bottom - top] if right else None
     rle = encode_bitmap(pixels)
-    runs = {**rle, "counts": run_lengths(rle["counts"]).tolist()}
-    assert mask_extent(rle, 9, 7) == mask_extent(runs, 9, 7) == mask_box(rle, 9, 7)
+    runs = {**rle, "counts": [0, 0, *run_lengths(rle["counts"]).tolist(), 0]}
+    assert mask_box(rle, 9, 7) == mask_extent(runs, 9, 7) == box
     assert mask_extent([[2, 3, 5, 1, 9, 7], [-1, 4, 1, 5, 2, 6]], 9, 7) == [0, 1, 7, 6]

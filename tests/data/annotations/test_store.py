@@ -39,6 +39,10 @@ def touch(path, age=100.0):
     os.utime(path, (moment, moment))
 
 
+def rows_of(table):
+    return table.rows(table.selected(0))
+
+
 def indexes(cache):
     return sorted(cache.glob("*.index"))
 
@@ -71,7 +75,7 @@ def test_content_decides(content, write_set, cache, built, settled, monkeypatch)
     content["annotations"][0]["category_id"] = 3  # of the same length
     file.write_text(json.dumps(content))
     touch(file)
-    assert open_table(file).annotations(0)[0]["category_id"] == 3
+    assert rows_of(open_table(file))[0]["category_id"] == 3
     assert built == [file, file]
 
 
@@ -83,7 +87,7 @@ def test_a_recently_written_file_is_read_again(content, write_set, cache, built)
         before = file.stat()
         file.write_text(json.dumps(content))
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert open_table(file).annotations(0)[0]["category_id"] == category
+        assert rows_of(open_table(file))[0]["category_id"] == category
     assert not list(cache.glob("*.note"))
 
 
@@ -106,7 +110,7 @@ def test_damaged_and_foreign_indexes_are_built_again(
     }[damage]()
     path.write_bytes(damaged)
     built.clear()
-    assert [row["id"] for row in open_table(file).annotations(0)] == [1, 3]
+    assert [row["id"] for row in rows_of(open_table(file))] == [1, 3]
     assert built == [file]
     assert path.read_bytes() == valid
 
@@ -214,7 +218,7 @@ def test_concurrent_processes_build_one_index(content, write_set, cache, tmp_pat
 
     def run():
         barrier.wait()
-        assert len(open_table(file).annotations(0)) == 2
+        assert len(rows_of(open_table(file))) == 2
 
     monkeypatch.setattr(store, "write_table", counting)
     processes = [context.Process(target=run) for _ in range(4)]

@@ -24,8 +24,8 @@ def test_entries_equal_those_of_the_file(content, write_set, cache):
     assert table.sizes.tolist() == [[30, 40], [40, 20], [16, 16], [16, 24]]
     for number, image in enumerate(content["images"]):
         rows = [row for row in content["annotations"] if row["image_id"] == image["id"]]
-        assert table.annotations(number) == rows
-        objects = table.annotations(number, Selection().objects)
+        assert table.rows(table.selected(number)) == rows
+        objects = table.rows(table.selected(number, Selection().objects))
         assert objects == [row for row in rows if not row.get("iscrowd")]
 
 
@@ -44,7 +44,12 @@ def test_ids_that_are_not_different_integers_are_replaced(content, write_set, ca
     for row, value in zip(content["annotations"], ids, strict=True):
         row["id"] = value
     table = open_table(write_set(content)[0])
-    assert [[row["id"] for row in table.annotations(n)] for n in range(4)] == [[1, 3], [2], [], [4]]
+    assert [[row["id"] for row in table.rows(table.selected(n))] for n in range(4)] == [
+        [1, 3],
+        [2],
+        [],
+        [4],
+    ]
     assert table.problems(Selection(masks=True)) == ([], 0)
     (finding,) = table.notes
     assert "numbered from 1 in the order of the file" in str(finding)

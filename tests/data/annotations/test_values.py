@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from pycocotools import mask as rle_codec
 
 from detlite.data.annotations.ids import parse_integer
 from detlite.data.annotations.notation import normalize
@@ -74,16 +73,20 @@ def test_missing_files(content, write_set, tmp_path, annotations, images, messag
     ("key", "change", "message"),
     [
         ("images", {"id": 11}, r"image 11, entry 0 .*: the id occurs twice, with different files"),
-        ("images", {"id": None}, r"image None, entry 0 of 'images': has id: None, not an integer"),
-        ("images", {"file_name": 5}, r"image 10, .* has file_name: 5, not a name"),
-        ("images", {"width": "wide"}, "has width: 'wide', not an integer"),
-        ("images", {"height": 0}, "image 10, .* has size 40x0"),
+        (
+            "images",
+            {"id": None},
+            r"image None, entry 0 of 'images': has id: None, which cannot be used",
+        ),
+        ("images", {"file_name": 5}, r"image 10, .* has file_name: 5, which"),
+        ("images", {"width": "wide"}, "has width: 'wide', which cannot"),
+        ("images", {"height": 0}, "image 10, .* has height: 0, which"),
         ("images", {"height": None, "width": None}, "image 10 has no height and width"),
         ("images", {"height": 0, "width": 0}, "image 10 has no height and width"),
         ("categories", {"id": 3}, "id 3 occurs twice in 'categories'"),
         ("categories", {"name": None}, "has name: None"),
         ("categories", {"name": "dog"}, "categories 7 and 3 have the same name 'dog'"),
-        ("images", {"width": "w" * 5000}, r"has width: 'w{79}\.\.\. \(5002 characters\), not an"),
+        ("images", {"width": "w" * 5000}, r"has width: 'w{79}\.\.\. \(5002 characters\), which"),
     ],
 )
 def test_bad_image_or_category_entry(content, write_set, key, change, message):
@@ -100,28 +103,36 @@ BAD_ANNOTATIONS = [
     ({"bbox": [40, 6, 10, 8]}, "is outside the 40x30 image", "region"),
     ({"bbox": [-20, -20, 10, 8]}, "is outside the 40x30 image", "region"),
     ({"bbox": [0.5, 0.25, 0.5, 0.5]}, "is inside the first pixel", "region"),
-    ({"bbox": [30, 6, 1e-9, 8]}, "a side of 1e-09, too short for 32-bit numbers", "region"),
-    ({"bbox": [3, 29.9999999, 9, 2]}, "a side of 2, too short for 32-bit numbers", "region"),
-    ({"bbox": [4, 6, 0, 8], "segmentation": []}, "width 0 and height 8: both must be", ""),
-    ({"bbox": None, "segmentation": None}, "bbox is None", ""),
+    (
+        {"bbox": [30, 6, 1e-9, 8]},
+        r"bbox \[30, 6, 1e-09, 8\] has a side that is too short",
+        "region",
+    ),
+    ({"bbox": [3, 29.9999999, 9, 2]}, "a side that is too short for 32-bit numbers", "region"),
+    ({"bbox": [4, 6, 0, 8], "segmentation": []}, "has no positive width and height", ""),
+    ({"bbox": None, "segmentation": None}, "bbox None is not four", ""),
     ({"category_id": 9}, "category_id 9 is not in", "region"),
     ({"category_id": [7]}, r"category_id \[7\] is not in", "region"),
     ({"image_id": 99}, "image_id 99 is not in 'images'", ""),
-    ({"iscrowd": 2}, "iscrowd is 2", "region"),
-    ({"segmentation": None}, "segmentation is missing, but masks need one", "region"),
-    ({"segmentation": []}, r"segmentation is empty, but masks need one", "region"),
-    ({"segmentation": "x"}, "segmentation is 'x', not polygons or RLE", "region"),
-    ({"segmentation": [[]]}, "polygon of 0 numbers", "region"),
-    ({"segmentation": [[1, 1, 9, 9]]}, "polygon of 4 numbers", "region"),
-    ({"segmentation": [[1, 1, 9, 9, 1, 9, 4]]}, "polygon of 7 numbers", "region"),
-    ({"segmentation": [[1, 1, 9, NAN, 1, 9]]}, r"\[1, 1, 9, nan, .*not a list of finite", "region"),
-    ({"segmentation": [{"counts": "a"}] * 2}, r"polygon {'counts': 'a'}, not a list", "region"),
+    ({"iscrowd": 2}, "iscrowd 2 is not 0", "region"),
+    ({"segmentation": None}, "segmentation None has no mask", "region"),
+    ({"segmentation": []}, r"segmentation \[\] has no mask", "region"),
+    ({"segmentation": "x"}, "segmentation 'x' is neither run lengths nor", "region"),
+    ({"segmentation": [[]]}, r"segmentation \[\[\]\] is neither", "region"),
+    ({"segmentation": [[1, 1, 9, 9]]}, "of at least three points", "region"),
+    ({"segmentation": [[1, 1, 9, 9, 1, 9, 4]]}, "of at least three points", "region"),
+    ({"segmentation": [[1, 1, 9, NAN, 1, 9]]}, r"\[1, 1, 9, nan, .*polygons of finite x", "region"),
+    ({"segmentation": [{"counts": "a"}] * 2}, r"{'counts': 'a'}.* is neither", "region"),
     ({"segmentation": [[1, 1, 9, 1, 5, 1]]}, "polygon without area", "region"),
     ({"segmentation": [[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]]}, "inside the first pixel", "region"),
-    ({"segmentation": [[50, 1, 60, 1, 55, 9]]}, "segmentation is outside the 40x30", "region"),
+    ({"segmentation": [[50, 1, 60, 1, 55, 9]]}, "is outside the 40x30", "region"),
     ({"segmentation": [[1, 1, 1e300, 1, 1e300, 50]]}, "too far outside the 40x30", "region"),
-    ({"segmentation": {"size": [40, 31], "counts": [0, 1200]}}, "its image .30, 40", "region"),
-    ({"segmentation": {"size": [30, 40], "counts": [0, 1000]}}, "over 1000 of 1200", "region"),
+    ({"segmentation": {"size": [40, 31], "counts": [0, 1200]}}, "its image, .30, 40", "region"),
+    (
+        {"segmentation": {"size": [30, 40], "counts": [0, 1000]}},
+        "another number of pixels",
+        "region",
+    ),
     ({"segmentation": {"size": [30, 40], "counts": [1300, -100]}}, "not run lengths", "region"),
     ({"segmentation": {"size": [30, 40], "counts": [1200]}}, "empty: no pixel", "region"),
     ({"segmentation": {"size": [30, 40], "counts": 5}}, "not run lengths", "region"),
@@ -129,13 +140,17 @@ BAD_ANNOTATIONS = [
     ({"segmentation": {"size": [30, 40], "counts": [0, 1200.5]}}, "not run lengths", "region"),
     ({"segmentation": {"size": [30, 40], "counts": [0, 2**64]}}, "not run lengths", "region"),
     # sums that overflow 64 bits to 1200
-    ({"segmentation": {"size": [30, 40], "counts": [2**62] * 4 + [1200]}}, "of 1200", "region"),
+    (
+        {"segmentation": {"size": [30, 40], "counts": [2**62] * 4 + [1200]}},
+        "another number",
+        "region",
+    ),
     ({"segmentation": {"size": [30, 40], "counts": "P" * 12 + "0"}}, "not run lengths", "region"),
-    ({"segmentation": {"size": [30, 40]}}, "not polygons or RLE", "region"),
+    ({"segmentation": {"size": [30, 40]}}, "is neither run", "region"),
     ({"segmentation": {"size": [30, 40], "counts": "`U1"}}, "empty: no pixel", "region"),
     ({"segmentation": {"size": [30, 40], "counts": "0`U1o"}}, "not run lengths", "region"),
     ({"segmentation": {"size": [30, 40], "counts": "0`U1 "}}, "not run lengths", "region"),
-    ({"segmentation": {"size": [30, 40], "counts": "01"}}, "over 1 of 1200 pixels", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": "01"}}, "another number of pixels", "region"),
 ]
 
 
@@ -186,17 +201,9 @@ def pixels(row):
     return run_lengths(encode_bitmap(bitmap)["counts"]).tolist()
 
 
-# What Python writes for the bytes of an RLE; a backslash among them is written twice.
-BYTES = str(
-    rle_codec.encode(np.asfortranarray(np.pad(np.ones((8, 10), np.uint8), ((6, 16), (4, 26)))))[
-        "counts"
-    ]
-)
-
 # Changes of an annotation that have one meaning, and the kind of the finding if there is one.
 PLAIN = [
     (lambda row: {"bbox": [*row["bbox"][:2], *(f"{v:.2f}" for v in row["bbox"][2:])]}, "as text"),
-    (lambda row: {"bbox": str(row["bbox"])}, "numbers as text"),
     (lambda row: {"bbox": None}, "The tight box of the mask"),
     (lambda row: {"bbox": [*row["bbox"][:3], 0]}, "The tight box of the mask"),
     (lambda row: {"bbox": ["a", None]}, "The tight box of the mask"),
@@ -213,7 +220,6 @@ PLAIN = [
     (lambda row: {"category_id": str(row["category_id"])}, "numbers as text"),
     (lambda row: {"image_id": float(row["image_id"])}, ""),
     (lambda row: {"segmentation": row["segmentation"][0]}, "polygons as pairs"),
-    (lambda row: {"segmentation": str(row["segmentation"])}, "numbers as text"),
     (lambda row: {"segmentation": [[*map(str, row["segmentation"][0])]]}, "numbers as text"),
     (lambda row: {"segmentation": [[4, 6], [14, 6], [14, 14], [4, 14]]}, "polygons as pairs"),
     (lambda row: {"segmentation": [[[4, 6], [14, 6], [14, 14], [4, 14]]]}, "polygons as pairs"),
@@ -222,17 +228,10 @@ PLAIN = [
     (lambda row: {"segmentation": [row["segmentation"]]}, "polygons as pairs"),
     (lambda row: {"segmentation": [[[SQUARE]]]}, "polygons as pairs"),  # GeoJSON
     (lambda row: {"segmentation": [[HALVES[0]], [HALVES[1]]]}, "polygons as pairs"),
-    (
-        lambda row: {"segmentation": [{"x": x, "y": y} for x, y in SQUARE]},
-        "polygons as pairs",
-    ),
-    (lambda row: {"segmentation": {"x": [4, 14, 14, 4], "y": [6, 6, 14, 14]}}, "lists of x and y"),
     (lambda row: {"segmentation": [*row["segmentation"], [5, 5, 9, 9]]}, "unusable parts"),
     (lambda row: {"segmentation": {"size": [30, 40], "counts": [*map(float, pixels(row))]}}, "run"),
     (lambda row: {"segmentation": {"size": ["30", 40.0], "counts": pixels(row)}}, "run lengths"),
-    (lambda row: {"segmentation": {"size": [40, 30], "counts": pixels(row)}}, "[width, height]"),
-    (lambda row: {"segmentation": {"size": [30, 40], "counts": BYTES}}, "numbers as text"),
-    (lambda row: {"segmentation": [{"size": [30, 40], "counts": pixels(row)}]}, ""),
+    (lambda row: {"segmentation": [{"size": [30, 40], "counts": pixels(row)}]}, "in a list"),
 ]  # fmt: skip
 
 
@@ -252,16 +251,6 @@ def test_values_with_one_meaning_are_read(content, open_set, change, note):
     assert bool(note) == ("annotation 1 (image 10" in text)
     gt = {row["id"]: row for row in build_coco_gt(dataset).dataset["annotations"]}
     assert (gt[1]["area"], gt[1]["iscrowd"]) == (80, 0)
-
-
-def test_row_by_row_run_lengths_with_a_swapped_size(content, open_set):
-    """The box shows that the runs go along rows."""
-    bitmap = np.zeros((30, 40), bool)
-    bitmap[6:14, 4:14] = True
-    counts = run_lengths(encode_bitmap(bitmap.T)["counts"]).tolist()
-    content["annotations"][0]["segmentation"] = {"size": [40, 30], "counts": counts}
-    _, target = open_set(content, train=True)[0]
-    assert (target["masks"].bitmaps(30, 40)[0].numpy() == bitmap).all()
 
 
 def test_far_overhang_is_clipped(content, open_set):
@@ -303,8 +292,8 @@ def test_boxes_that_mostly_differ_from_their_masks(content, open_set):
     for one in rows:
         one["bbox"] = [9, 10, 10, 8]
     text = found(open_set({**content, "annotations": rows}))
-    assert "from their masks, among the first 2000: 5 annotations, for example annot" in text
-    assert "[9, 10, 10, 8], box of the mask [4, 6, 10, 8]" in text
+    assert "from their masks, among the first 200: 5 annotations, for example annot" in text
+    assert "bbox [9, 10, 10, 8], box of the mask [4.0, 6.0, 10.0, 8.0]" in text
 
 
 def test_masks_that_may_be_boxes(content, write_set, open_set):
@@ -314,7 +303,7 @@ def test_masks_that_may_be_boxes(content, write_set, open_set):
     rows = [{**row, "id": n, "segmentation": turned if n == 2 else row["segmentation"]}
             for n in range(1, 5)]  # fmt: skip
     text = found(open_set({**content, "annotations": rows}, "corners"))
-    assert "masks with four corners, as boxes have, of the first 2000 annotations: 4 masks" in text
+    assert "masks with four corners, as boxes have, of the first 200 annotations: 4 masks" in text
     file, folder = write_set({**content, "annotations": rows}, "boxes")
     assert "corners" not in found(CocoDataset(file, folder, DatasetOptions(masks=False)))
     rows[0]["segmentation"] = [[4, 6, 14, 6, 14, 14, 9, 14, 4, 10]]
@@ -399,8 +388,8 @@ def test_ids_of_any_type(content, open_set):
     assert dataset.categories == [{"id": 3, "name": "3"}, {"id": 7, "name": "7"}]
     assert dataset.labels(0).tolist() == [2, 1]
     texts = [str(one) for one in dataset.findings]
-    assert sum("image" in text and "numbered from 1" in text for text in texts) == 1
-    assert any("names of categories that are numbers: 2 categories" in text for text in texts)
+    assert sum("image ids that are no integers: 4 images" in text for text in texts) == 1
+    assert any("names of categories that are numbers or" in text for text in texts)
 
 
 def test_integers_among_other_ids_keep_their_values(content, open_set):
@@ -436,7 +425,7 @@ def test_control_characters_in_names_of_categories(name):
     assert first == ascii(name)[1:-1]
     assert second == "می‌خواهم é"
     (finding,) = table.notes
-    assert "control characters in names of categories" in str(finding)
+    assert "have control characters" in str(finding)
 
 
 @pytest.mark.parametrize("name", ["./a.png", "cats/../a.png", ".\\a.png"])
@@ -629,6 +618,6 @@ def test_boxes_are_rotated_by_the_rotation_of_cvat(degrees):
 @pytest.mark.parametrize("attributes", [{"rotation": 0.0}, {"rotation": "left"}, [], None])
 def test_boxes_without_rotation_are_unchanged(attributes):
     row = {"bbox": [20, 15, 20, 10], "attributes": attributes}
-    assert normalize(row).entry.bbox is row["bbox"]
+    assert normalize(row).stored == {**row, "iscrowd": 0}
     mask = {**row, "attributes": {"rotation": 90}, "segmentation": [[20, 15, 40, 15, 40, 25]]}
-    assert normalize(mask).entry.bbox is row["bbox"]
+    assert normalize(mask).stored == {**mask, "iscrowd": 0}
