@@ -28,16 +28,14 @@ _PIXEL_TOLERANCE = 0.01  # of pixels in 0..1; less than what distinguishes CLIP 
 _PUBLISHED = re.compile(r"-[0-9a-f]{8}\.pth$|model_final_[0-9a-f]{6}\.pkl$")  # with these settings
 
 
-def unused_sections(cfg: CfgNode) -> tuple[str, ...]:
+def _unused_sections(cfg: CfgNode) -> tuple[str, ...]:
     """Return the prefixes of keys that do not affect a model, such as "MODEL.RPN."."""
     model = cfg.MODEL
     rcnn, retinanet = (n == model.META_ARCHITECTURE for n in ("GeneralizedRCNN", "RetinaNet"))
     parts = {
         "MODEL.ROI_BOX_HEAD.": rcnn,
-        "MODEL.ROI_HEADS.SCORE": rcnn,
-        "MODEL.ROI_HEADS.NMS": rcnn,
+        **dict.fromkeys(("MODEL.ROI_HEADS.SCORE", "MODEL.ROI_HEADS.NMS"), rcnn),
         "MODEL.ROI_HEADS.BBOX": rcnn,
-        "MODEL.CLS_AGNOSTIC": rcnn,
         "MODEL.RPN.": not retinanet,
         "MODEL.ROI_MASK_HEAD.": model.MASK_ON,
         "MODEL.ROI_KEYPOINT_HEAD.": model.KEYPOINT_ON,
@@ -53,7 +51,7 @@ def log_assumptions(cfg: CfgNode, checkpoint: Checkpoint, opts: Sequence[Any] = 
     """Log the settings of a converted model that neither its file nor the overrides state."""
     if not checkpoint.source or not checkpoint.config:
         return
-    unused, stated = unused_sections(cfg), {*checkpoint.stated, *opts[::2]}
+    unused, stated = _unused_sections(cfg), {*checkpoint.stated, *opts[::2]}
     lines = [
         f"  {key} {value}"
         for key, value in flatten(cfg)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from detlite.structures.categories import CategoryMatch
 
@@ -13,47 +13,49 @@ logger = logging.getLogger(__name__)
 
 # Layers with outputs for each class in their first dimension.
 CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
-_BY_CLASS = re.compile(r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fcn_logits)\.")
+_BY_CLASS = re.compile(
+    r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fcn_logits)\.|^head\.cls_logits\."
+)
 
 
-class ClassTransfer:
-    """Converts the rows of classes in a checkpoint to those of a model's categories.
+def transfer_classes(
+    source: Mapping[str, Tensor], model: nn.Module, match: CategoryMatch
+) -> dict[str, Tensor]:
+    """Convert the rows of classes in a checkpoint to those of a model's categories.
+
+    In a layer with rows for each class, the rows of shared classes and of the background come from
+    the checkpoint, the others from the model. Other layers, those of another width and
+    class-agnostic ones are not returned.
 
     Args:
-        match: finds the checkpoint's category of each category of the model.
+        source: entries of the checkpoint.
+        model: the detector.
+        match: the checkpoint's category of each category of the model.
     """
-
-    def __init__(self, match: CategoryMatch) -> None:
-        self._counts = match.counts
-        self._shared = {n: other for n, other in enumerate(match.numbers) if other is not None}
-
-    def transfer(self, name: str, value: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Convert an entry of the checkpoint, `name` and `value`, to the classes of the model.
-
-        In a layer with rows for each class, the rows of shared classes and of the background come
-        from the checkpoint, the others from the model's `state`. Entries of other layers, and of
-        layers with another width, are returned unchanged.
-        """
-        target = state.get(name)
-        if target is None or target.shape[1:] != value.shape[1:]:
-            return value
-        groups, rows = 1, 1  # groups of classes, and rows per class
-        if name.startswith("head.cls_logits.") and "head.bbox_pred.bias" in state:
-            groups = len(state["head.bbox_pred.bias"]) // 4  # RetinaNet: classes of each anchor
-        elif match := _BY_CLASS.match(name):
-            rows = 4 if match[1] == "bbox_pred" else 1
-        else:
-            return value
-        background = len(target) // (groups * rows) - self._counts[1]  # 1, or 0 without one
-        expected = [groups * rows * (count + background) for count in self._counts]
-        if background not in (0, 1) or expected != [len(value), len(target)]:
-            return value
-        source = value.unflatten(0, (groups, -1, rows))
-        mixed = target.to(value, copy=True).unflatten(0, (groups, -1, rows))
-        mixed[:, :background] = source[:, :background]
-        for target_class, source_class in self._shared.items():
-            mixed[:, target_class + background] = source[:, source_class + background]
-        return mixed.flatten(0, 2)
+    target, converted = model.state_dict(), {}
+    heads = (n for n, m in model.named_modules() if getattr(m, "class_agnostic", False))
+    agnostic = tuple(f"{name}.predictor.bbox_pred." for name in heads)
+    anchors = len(target.get("head.bbox_pred.bias", ())) // 4  # of a cell of RetinaNet
+    for name in source.keys() & target.keys():
+        value, own = source[name], target[name]
+        if not (layer := _BY_CLASS.match(name)) or name.startswith(agnostic):
+            continue
+        groups = anchors if layer[0].startswith("head.") else 1  # of classes
+        rows = 4 if layer[1] == "bbox_pred" else 1  # per class
+        if not groups or own.shape[1:] != value.shape[1:]:
+            continue
+        background = len(own) // (groups * rows) - match.counts[1]  # 1, or 0 without one
+        expected = [groups * rows * (count + background) for count in match.counts]
+        if background not in (0, 1) or expected != [len(value), len(own)]:
+            continue
+        theirs = value.unflatten(0, (groups, -1, rows))
+        mixed = own.to(value, copy=True).unflatten(0, (groups, -1, rows))
+        mixed[:, :background] = theirs[:, :background]
+        for number, other in enumerate(match.numbers):
+            if other is not None:
+                mixed[:, number + background] = theirs[:, other + background]
+        converted[name] = mixed.flatten(0, 2)
+    return converted
 
 
 def match_optional_heads(

@@ -6,9 +6,8 @@ Torch stores a CRC-32 of every record but does not check it, so reading checks i
 """
 
 import re
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,13 +21,12 @@ from detlite.errors import CheckpointError, DamagedCheckpointError
 from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.files.errors import RefusedFileError, RefusedPickleError
 from detlite.files.reading import check_regular
-from detlite.files.safe_pickle import load_torch_file, read_pickle
+from detlite.files.safe_pickle import read_pickle
 from detlite.registry import Registry
 
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
-_START_LENGTH = 64
+_START_LENGTH = 16
 _MAX_REPEATED = 1 << 24  # values of a tensor that are more than its bytes, by strides of 0
-_TORCH_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of files before torch 1.6
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
 TIMM_PREFIX = "backbone.body.net."  # of the names of a timm backbone in a detector
 
@@ -81,17 +79,12 @@ def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
     content = {name: getattr(checkpoint, name) for name in _FIELDS}
     # Contiguous, as other tools such as safetensors expect; training uses another memory format.
     content["model"] = {name: value.contiguous() for name, value in checkpoint.model.items()}
-    save_torch_file(path, content)
+    with _explain_write_errors(path), atomic_path(path) as temporary:
+        torch.save(content, temporary)
     if last:
         pointer = path.with_name(LAST_CHECKPOINT_FILE)
         with _explain_write_errors(pointer), atomic_open(pointer) as file:
             file.write(path.name + "\n")
-
-
-def save_torch_file(path: Path, content: dict[str, Any]) -> None:
-    """Call `torch.save` atomically; raises as `save_checkpoint`."""
-    with _explain_write_errors(path), atomic_path(path) as temporary:
-        torch.save(content, temporary)
 
 
 @contextmanager
@@ -123,14 +116,19 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     content = _load(path)
-    if source is None and is_own(content):
-        checkpoint = Checkpoint(path, content["model"], **read_fields(content, path))
-    else:
-        try:
+    try:
+        if source is None and is_own(content):
+            state = as_tensors(content["model"])
+            checkpoint = Checkpoint(path, state, **read_fields(content, path))
+        else:
             checkpoint = CONVERTERS.get("state dict")(content, path, source)
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-    _check_values(path, checkpoint.model)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not checkpoint.model:
+        kind = explain_kind(path)  # a program of TorchScript is a pickle of objects, too
+        problem = "contains neither a state dict (names and tensors) nor {'model': state dict}"
+        problem = f"is not a checkpoint; {kind}" if kind else f"{problem} with any entries"
+        raise CheckpointError(f"{path}: {problem}")
     return checkpoint
 
 
@@ -143,27 +141,21 @@ def is_own(content: Any) -> bool:
     )
 
 
-def _check_values(path: Path, state: dict[str, Tensor]) -> None:
-    for name, value in state.items():
-        if problem := tensor_problem(value):
-            raise CheckpointError(f"{path}: {name} {problem}")
-    if not state:
-        empty = (
-            "contains neither a state dict (names and tensors) nor {'model': state dict} with any "
-            "entries"
-        )
-        kind = explain_kind(path)  # a program of TorchScript is a pickle of objects, too
-        raise CheckpointError(f"{path}: {f'is not a checkpoint; {kind}' if kind else empty}")
-
-
-def tensor_problem(value: Any) -> str:
-    """Return what is wrong with an entry of a state dict, or ""."""
-    if not isinstance(value, Tensor):
-        return "is neither a tensor nor an array of numbers"
-    stored = value.untyped_storage().nbytes()
-    if value.numel() > max(stored, _MAX_REPEATED):
-        return f"repeats its values: it has the shape {list(value.shape)}, but {stored} bytes"
-    return ""
+def as_tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Convert tensors or arrays to tensors; ValueError for one without values of its own."""
+    state = {}
+    for name, value in arrays.items():
+        with suppress(TypeError, ValueError, RuntimeError):
+            value = torch.as_tensor(value)
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} is neither a tensor nor an array of numbers")
+        size = value.untyped_storage().nbytes()
+        if value.numel() > max(size, _MAX_REPEATED):
+            raise ValueError(
+                f"{name} repeats its values: it has the shape {list(value.shape)}, but {size} bytes"
+            )
+        state[name] = value
+    return state
 
 
 def read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -194,9 +186,13 @@ def _load(path: Path) -> Any:
     """Load a file of torch.save, safetensors, or a pickle of arrays."""
     try:
         check_regular(path)
-        return _read_content(path)
-    except CheckpointError:
-        raise
+        with path.open("rb") as file:
+            start = file.read(_START_LENGTH)
+        if path.suffix == ".safetensors" or re.match(rb'.{8}\{"', start, re.DOTALL):
+            from safetensors.torch import load  # an optional dependency
+
+            return load(path.read_bytes())
+        return read_pickle(path)
     except (FileNotFoundError, IsADirectoryError, PermissionError, RefusedFileError) as error:
         files = path.parent.glob("*") if not path.exists() else ()
         names = [file.name for file in files if file.exists()]  # a broken link does not
@@ -205,39 +201,21 @@ def _load(path: Path) -> Any:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}){hint}") from error
     except ImportError as error:
         raise CheckpointError(f"{path}: needs a package: pip install safetensors") from error
-    except Exception as error:
-        if isinstance(error, RefusedPickleError):
-            raise CheckpointError(
-                f"{path}: contains a pickled {error}, and unpickling objects can run any code; "
-                "nothing was executed. Save only dense tensors with values and plain containers, "
-                "such as model.state_dict()"
-            ) from error
-        # Damage raises many other exceptions.
+    except RefusedPickleError as error:
+        raise CheckpointError(
+            f"{path}: contains a pickled {error}, and unpickling objects can run any code; "
+            "nothing was executed. Save only dense tensors with values and plain containers, "
+            "such as model.state_dict()"
+        ) from error
+    except Exception as error:  # damage raises many
         if kind := explain_kind(path):
             raise CheckpointError(f"{path}: is not a checkpoint; {kind}") from error
         problem = "is not a checkpoint of torch.save, or is truncated or damaged"
-        if not path.stat().st_size:
+        if "CRC-32" in str(error):
+            problem = (
+                f"is damaged: the checksum of a record is wrong ({error}). If the file was saved "
+                "without checksums (torch.serialization.set_crc32_options), save it again"
+            )
+        elif not path.stat().st_size:
             problem = "is empty"
         raise DamagedCheckpointError(f"{path}: {problem}") from error
-
-
-def _read_content(path: Path) -> Any:
-    with path.open("rb") as file:
-        start = file.read(_START_LENGTH)
-    if start.startswith(b"PK\x03\x04") or zipfile.is_zipfile(path):  # like torch, or at the end
-        try:
-            return load_torch_file(path)
-        except zipfile.BadZipFile as error:
-            if "CRC-32" not in str(error):
-                raise
-            raise DamagedCheckpointError(
-                f"{path}: is damaged: the checksum of a record is wrong ({error}). If the file was "
-                "saved without checksums (torch.serialization.set_crc32_options), save it again"
-            ) from error
-    if path.suffix == ".safetensors" or re.match(rb'.{8}\{"', start, re.DOTALL):
-        from safetensors.torch import load  # an optional dependency
-
-        return load(path.read_bytes())
-    if start.startswith(b"\x80") and _TORCH_MAGIC not in start:
-        return read_pickle(path)
-    return load_torch_file(path)

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.assumptions import warn_of_other_pixels
-from detlite.checkpoint.class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
+from detlite.checkpoint.class_transfer import CLASS_LAYERS, match_optional_heads, transfer_classes
 from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint, read_checkpoint
 from detlite.checkpoint.stored_config import apply_convention, config_of, explain_imports
 from detlite.checkpoint.weight_catalog import find_weights
@@ -30,28 +29,9 @@ _NOT_IN_CLASSIFIER = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
 _TRAINING_STATE = "moving_foreground"
 _COUNTER = ".num_batches_tracked"
 _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
-_UNKNOWN, _OTHER_SHAPE = "unknown to the model", "other shape"
+_UNKNOWN = "unknown to the model"
 _MAX_NAME = 200  # characters
 _MAX_ROWS = 40  # of a table in a message
-
-
-@dataclass(frozen=True)
-class Match:
-    """Entries of a checkpoint, matched with those of a model.
-
-    Attributes:
-        source: entries of the checkpoint, converted for the model.
-        target: entries of the model, with their current values.
-        by_class: names of layers that differ only in the number of classes.
-        fresh: those of `by_class` that keep the values of the model.
-        problems: (problem, name) of all entries that do not fit.
-    """
-
-    source: dict[str, Tensor]
-    target: dict[str, Tensor]
-    by_class: list[str]
-    fresh: list[str]
-    problems: list[tuple[str, str]]
 
 
 def load_weights(
@@ -84,14 +64,37 @@ def load_weights(
     categories = CategoryMatch(checkpoint.categories, model.categories, labels)
     found = any(number is not None for number in categories.numbers)
     is_by_name = categories.differ and (reinit_heads or found)
-    match = _match(
-        model, checkpoint, categories if is_by_name else None, reinit_heads, training_state
+
+    target = model.state_dict()
+    source = _select_entries(target, checkpoint, training_state)
+    source |= adapt_stems(source, target, model.normalizer.bgr255)
+    _check_values(path, source, target)
+    if reinit_heads:
+        source = match_optional_heads(source, target, path)
+    if is_by_name:
+        source |= transfer_classes(source, model, categories)
+    differs = [n for n in target if n in source and target[n].shape != source[n].shape]
+    by_class = [
+        n for n in differs if CLASS_LAYERS.match(n) and target[n].shape[1:] == source[n].shape[1:]
+    ]
+    fresh = by_class if reinit_heads else []
+    problems = sorted(
+        [
+            *(("missing in the file", name) for name in target.keys() - source),
+            *((_UNKNOWN, name) for name in source.keys() - target),
+            *(("other shape", name) for name in differs if name not in fresh),
+        ]
     )
-    if match.problems:
-        raise CheckpointError(f"{path} does not fit the model: {_report(match, training_state)}")
-    model.load_state_dict(match.source | {name: match.target[name] for name in match.fresh})
-    if match.fresh:
-        listed = ", ".join(match.fresh)
+    if problems:
+        fitting = len(target.keys() & source) - len(differs)
+        raise CheckpointError(
+            f"{path} does not fit the model: {fitting} of {len(target)} entries fit"
+            + _hints(problems, by_class, training_state)
+            + _table(problems, source, target)
+        )
+    model.load_state_dict(source | {name: target[name] for name in fresh})
+    if fresh:
+        listed = ", ".join(fresh)
         logger.warning("%s has other classes; newly initialized layers: %s", path, listed)
     if is_by_name:
         logger.warning("%s has other categories; %s", path, categories)
@@ -100,47 +103,8 @@ def load_weights(
             "%s has no category of the model by name. Its weights are used in the same order; set "
             "MODEL.REINIT_HEADS True to initialize them instead", path,
         )  # fmt: skip
-    if checkpoint.categories and not match.fresh and not is_by_name:
+    if checkpoint.categories and not fresh and not is_by_name:
         model.categories = checkpoint.categories
-
-
-def _match(
-    model: DetectionModel,
-    checkpoint: Checkpoint,
-    categories: CategoryMatch | None,
-    reinit_heads: bool,
-    training_state: bool,
-) -> Match:
-    """Convert the entries of a checkpoint for a model, and compare them with the model's.
-
-    With `categories`, rows of classes are matched by name. CheckpointError if a value is unusable.
-    """
-    target = model.state_dict()
-    source = _select_entries(target, checkpoint, training_state)
-    source |= adapt_stems(source, target, model.normalizer.bgr255)
-    _check_values(checkpoint.path, source, target)
-    if reinit_heads:
-        source = match_optional_heads(source, target, checkpoint.path)
-    if categories:
-        classes = ClassTransfer(categories)
-        heads = (n for n, m in model.named_modules() if getattr(m, "class_agnostic", False))
-        agnostic = tuple(f"{name}.predictor.bbox_pred." for name in heads)
-        source |= {
-            name: classes.transfer(name, value, target)
-            for name, value in source.items()
-            if not name.startswith(agnostic)
-        }
-    differs = [n for n in target if n in source and target[n].shape != source[n].shape]
-    by_class = [
-        n for n in differs if CLASS_LAYERS.match(n) and target[n].shape[1:] == source[n].shape[1:]
-    ]
-    fresh = by_class if reinit_heads else []
-    problems = [
-        *(("missing in the file", name) for name in target.keys() - source),
-        *((_UNKNOWN, name) for name in source.keys() - target),
-        *((_OTHER_SHAPE, name) for name in differs if name not in fresh),
-    ]
-    return Match(source, target, by_class, fresh, sorted(problems))
 
 
 def _check_values(path: Path, source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
@@ -158,14 +122,16 @@ def _check_values(path: Path, source: Mapping[str, Tensor], target: Mapping[str,
             )
 
 
-def _report(match: Match, training_state: bool) -> str:
-    """Describe the problems of a match: how many entries fit, hints, and a table of the others."""
-    kinds, names = zip(*match.problems, strict=True)
+def _hints(
+    problems: Sequence[tuple[str, str]], by_class: Sequence[str], training_state: bool
+) -> str:
+    """Return what entries that do not fit have in common, and what to do."""
+    kinds, names = zip(*problems, strict=True)
     advice = "set MODEL.REINIT_HEADS True to load the other layers"
     if training_state:
         advice = "use the config of its training (leave out --config), or the same NUM_CLASSES"
     hints = (
-        (len(names) == len(match.by_class), f"Only the number of classes differs: {advice}"),
+        (len(names) == len(by_class), f"Only the number of classes differs: {advice}"),
         (
             all(map(_ANCHOR_LAYER.match, names)) and "bbox_pred" in " ".join(names),
             "Only the number of anchors per cell differs: set MODEL.RPN.ANCHOR_SIZES and "
@@ -182,12 +148,7 @@ def _report(match: Match, training_state: bool) -> str:
             "need, remove them from the file",
         ),
     )
-    fitting = len(match.target.keys() & match.source) - kinds.count(_OTHER_SHAPE) - len(match.fresh)
-    return (
-        f"{fitting} of {len(match.target)} entries fit"
-        + "".join(f". {hint}" for applies, hint in hints if applies)
-        + _table(match.problems, match.source, match.target)
-    )
+    return "".join(f". {hint}" for applies, hint in hints if applies)
 
 
 def _select_entries(
@@ -202,20 +163,20 @@ def _select_entries(
         source, backbone_only = checkpoint.timm_backbone, True
     if backbone_only:
         source = _add_heads(source, target)
-    initial = {name: value for name, value in target.items() if name == _TRAINING_STATE}
-    source = initial | source if training_state else source | initial
     # Batch counters are dropped if the norm is frozen now, and start at 0 if it was frozen before.
-    counters = {
+    initial = {
         name: value
         for name, value in target.items()
-        if name.endswith(_COUNTER) and name.removesuffix(_COUNTER) + ".running_mean" in source
+        if name == _TRAINING_STATE
+        or (name.endswith(_COUNTER) and name.removesuffix(_COUNTER) + ".running_mean" in source)
     }
     kept = {
         name: value
         for name, value in source.items()
-        if name in target or not (name.endswith(_COUNTER) or name == _TRAINING_STATE)
+        if (training_state or name != _TRAINING_STATE)
+        and (name in target or not (name.endswith(_COUNTER) or name == _TRAINING_STATE))
     }
-    return counters | kept
+    return initial | kept
 
 
 def _add_heads(backbone: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:

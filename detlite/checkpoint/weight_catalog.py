@@ -6,12 +6,9 @@
 import logging
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import torch
@@ -76,22 +73,13 @@ def find_weights(name: str, root: str) -> Path:
         raise ConfigError(
             f"weights {without_secrets(name)}: {error.name} is missing: pip install 'detlite[timm]'"
         ) from error
-    except (ValueError, OSError) as error:  # also an invalid URL, and a name that is too long
-        raise ConfigError(f"weights {without_secrets(name)}: {error}") from error
-
-
-def _fetch(file: Path, url: str, sha256: str = "") -> Path:
-    """Download a file if it is missing; verify the first digits of its SHA-256."""
-    if file.is_file() and not sha256:
-        return file
-    try:
-        download(url, file, sha256)
     except OSError as error:
         raise ConfigError(
-            f"cannot write {file} ({error.strerror or error}). Make room or set MODEL.WEIGHT_ROOT "
-            "to another folder; the next run resumes the download"
+            f"weights {without_secrets(name)}: {error}. Make room or set MODEL.WEIGHT_ROOT to "
+            "another folder; the next run resumes the download"
         ) from error
-    return file
+    except ValueError as error:  # also an invalid URL
+        raise ConfigError(f"weights {without_secrets(name)}: {error}") from error
 
 
 def _web(scheme: str, rest: str, root: Path) -> Path:
@@ -105,7 +93,7 @@ def _web(scheme: str, rest: str, root: Path) -> Path:
     in_name = re.search(r"-([0-9a-f]{8})\.pth$", file_name)
     if in_name and urlsplit(url).hostname == "download.openmmlab.com":
         digits = digits or in_name[1]
-    return _fetch(root / file_name, url, digits)
+    return download(url, root / file_name, digits)
 
 
 def _torchvision(name: str, _root: Path) -> Path:
@@ -121,23 +109,23 @@ def _torchvision(name: str, _root: Path) -> Path:
     file_name = Path(urlsplit(url).path).name
     digits = re.search(r"-([0-9a-f]{8,})\.", file_name)  # verified by torch.hub, too
     folder = Path(torch.hub.get_dir()) / "checkpoints"
-    return _fetch(folder / file_name, url, digits[1] if digits else "")
+    return download(url, folder / file_name, digits[1] if digits else "")
 
 
 def _catalog(name: str, root: Path) -> Path:
     kind, _, rest = name.partition("/")
     model, file = rest.removeprefix("COCO/"), root / f"{name}.pkl"
     if kind == "ImageNetPretrained":
-        return _fetch(file, f"{_HOST}/detectron/{kind}/{_MOVED.get(rest, rest)}.pkl")
+        return download(f"{_HOST}/detectron/{kind}/{_MOVED.get(rest, rest)}.pkl", file)
     if kind == "Caffe2Detectron" and model in _SIGNATURES:
         number, _, config = model.partition("/")
         sets = "keypoints_" if "keypoint" in config else ""
-        return _fetch(
-            file,
+        url = (
             f"{_HOST}/detectron/{number}/12_2017_baselines/{config}.yaml.{_SIGNATURES[model]}/"
             f"output/train/{sets}coco_2014_train%3A{sets}coco_2014_valminusminival/"
-            "generalized_rcnn/model_final.pkl",
+            "generalized_rcnn/model_final.pkl"
         )
+        return download(url, file)
     if file.is_file():
         return file
     raise ConfigError(
@@ -192,7 +180,7 @@ def _hugging_face(name: str, _root: Path) -> Path:
 
 
 def _package(name: str, _root: Path) -> Path:
-    """Return the only file of weights in an installed package, and log its licence."""
+    """Return the only file of weights in an installed package."""
     module, distribution = name.replace("-", "_"), name.replace("_", "-")
     if not module.isidentifier():
         raise ConfigError(
@@ -205,18 +193,13 @@ def _package(name: str, _root: Path) -> Path:
     files = [file for folder in folders for file in folder.rglob("*") if file.suffix in _SUFFIXES]
     if len(files) != 1:
         raise ConfigError(f"has {len(files)} files of weights, expected one")
-    licence: Any = None  # a file, or what the metadata states
-    with suppress(metadata.PackageNotFoundError):
-        installed = metadata.distribution(distribution)
-        named = (file for file in installed.files or () if "licen" in file.name.lower())
-        licence = next(map(installed.locate_file, named), None) or installed.metadata["License"]
-    logger.info("%s: see its licence (%s)", files[0], licence or "none found")
+    logger.info("%s: see the licence of the package %s", files[0], distribution)
     return files[0]
 
 
 _SCHEMES: dict[str, Callable[[str, Path], Path]] = {
     "catalog": _catalog,
-    "detectron2": lambda name, root: _fetch(root / name, f"{_HOST}/detectron2/{name}"),
+    "detectron2": lambda name, root: download(f"{_HOST}/detectron2/{name}", root / name),
     "http": partial(_web, "http"),
     "https": partial(_web, "https"),
     "torchvision": _torchvision,

@@ -1,6 +1,5 @@
 """Convert checkpoints of other frameworks to detlite's format."""
 
-import contextlib
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import yaml
 from torch import Tensor
 
@@ -18,9 +16,9 @@ from detlite.checkpoint.files import (
     CONVERTERS,
     TIMM_PREFIX,
     Checkpoint,
+    as_tensors,
     is_own,
     read_fields,
-    tensor_problem,
 )
 
 from .categories import categories_from_names, guess_categories
@@ -198,18 +196,6 @@ def _is_detlite_model(names: Collection[str]) -> bool:
         not parts.isdisjoint(("rpn", "roi_heads", "head"))
         or any(name.startswith("backbone.body.") for name in names)
     )
-
-
-def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
-    """Convert tensors or arrays to tensors; ValueError for an array that is not numeric."""
-    state = {}
-    for name, value in arrays.items():
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            value = torch.as_tensor(value)
-        if problem := tensor_problem(value):
-            raise ValueError(f"{name} {problem}")
-        state[name] = value
-    return state
 
 
 def as_timm_backbone(raw: Mapping[str, Any]) -> StateDict:

@@ -3,18 +3,14 @@
 import errno
 import json
 import os
-import socket
-import time
-import zlib
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from glob import escape
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from .errors import DataError
 
-_HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"  # numbers its processes
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
 
 
@@ -24,13 +20,13 @@ def atomic_path(file: Path, unique: bool = False) -> Iterator[Path]:
 
     Args:
         file: the file to create or replace.
-        unique: name the temporary file by process and time, so that several processes can write
-            the same file. A killed process leaves it behind.
+        unique: give the temporary file a random name, so that several processes can write the same
+            file. A killed process leaves it behind.
 
     Raises:
         OSError: the file cannot be written. The error names `file`, which is unchanged.
     """
-    unique_name = f".{file.name}-{_HOST}-{os.getpid()}-{time.time_ns()}.tmp"
+    unique_name = f".{file.name}-{secrets.token_hex(8)}.tmp"
     temporary = file.with_name(unique_name if unique else file.name + ".tmp")
     try:
         temporary.unlink(missing_ok=True)  # a link there would lead to another file
@@ -80,19 +76,18 @@ def atomic_open(file: Path, mode: str = "w", unique: bool = False) -> Iterator[I
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write JSON atomically, and delete what killed processes left of it. Raises DataError."""
-    for leftover in file.parent.glob(f".{escape(file.name)}-{_HOST}-*.tmp"):
-        process = leftover.name.split("-")[-2]
-        if Path("/proc/self").exists() and not Path("/proc", process).exists():
-            leftover.unlink(missing_ok=True)
+    """Write JSON like `write_file`."""
     write_file(file, json.dumps(content).encode())
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write a file atomically, and create its folder. Raises DataError."""
+    """Write a file atomically, and create its folder. Raises DataError.
+
+    The next call replaces what a killed process left of it.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_open(file, "wb", unique=True) as stream:
+        with atomic_open(file, "wb") as stream:
             stream.write(data)
     except OSError as error:
         raise DataError(f"{file}: cannot be written ({error})") from error

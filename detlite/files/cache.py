@@ -18,12 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .atomic_write import atomic_open
+from filelock import FileLock
 
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
+from .atomic_write import atomic_open
 
 VARIABLE = "DETLITE_CACHE"
 _SECONDS_UNMARKED = 10 * 86400.0  # `mark_used` updates the time of a file at most this often
@@ -31,6 +28,7 @@ _OWN_FILE = re.compile(
     r"[0-9a-f]{40}(-by-url)?(-nameless)?\.(index|lock|note|pictures|copy|copied)"
     r"|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
 )
+_POLL_SECONDS = 0.01  # between two attempts to get a lock
 _TIME_STEP = 2.0  # seconds; file times of some systems do not change within such a step
 
 
@@ -87,11 +85,8 @@ def exclusive_lock(file: Path) -> Iterator[None]:
     Processes may then do the same work at the same time.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            lock = stack.enter_context(file.open("a"))
-            os.utime(file)
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError, NotImplementedError):
+            stack.enter_context(FileLock(file, poll_interval=_POLL_SECONDS))
         yield
 
 

@@ -3,14 +3,12 @@
 import hashlib
 import io
 import logging
-import re
-import socket
 import time
-from collections.abc import Iterator
-from http.client import HTTPResponse, InvalidURL
+from collections.abc import Iterator, Mapping
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import IO, Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
@@ -31,21 +29,24 @@ def is_url(name: str) -> bool:
     return name.lower().startswith(("http://", "https://"))
 
 
-def download(url: str, file: Path, sha256: str = "") -> None:
-    """Download a URL to a file unless the file exists. Raises RemoteError, or OSError.
+def download(url: str, file: Path, sha256: str = "") -> Path:
+    """Download a URL to a file unless the file exists, and return the file.
 
     Received bytes are kept in `<name>.part`, from where a later call resumes if the server's file
     has not changed. If several processes ask for one file, one downloads it and the others wait.
-    `sha256` may be the first digits; it is verified for an existing file too, and allows redirects
-    from https to http.
+    `sha256` may be the first digits; it is verified for an existing file too.
+
+    Raises RemoteError, or OSError if the file cannot be written.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_name(file.name + ".lock")):
-        if not file.is_file():
-            _download(url, file, sha256)
-        elif sha256:
-            with file.open("rb") as content:
-                _check_hash(f"{file} (from {without_secrets(url)})", content, sha256)
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(file.name + ".lock")):
+            if not file.is_file():  # another process may have downloaded it
+                _download(url, file, sha256)
+    elif sha256:
+        with file.open("rb") as content:
+            _check_hash(f"{file} (from {without_secrets(url)})", content, sha256)
+    return file
 
 
 def fetch(url: str, max_bytes: int = 1 << 28, max_seconds: float = 300.0) -> bytes:
@@ -55,7 +56,7 @@ def fetch(url: str, max_bytes: int = 1 << 28, max_seconds: float = 300.0) -> byt
     def transfer() -> bytes:
         content = io.BytesIO()
         deadline = time.monotonic() + max_seconds
-        with _open(url) as response:
+        with _open(url, {}) as response:
             for size in _copy(response, content):
                 if size > max_bytes:
                     raise RemoteError(f"{name}: the file is larger than {max_bytes} bytes")
@@ -71,15 +72,12 @@ def _download(url: str, file: Path, sha256: str) -> None:
     name = without_secrets(url)
     _logger.info("downloading %s to %s", name, file)
     with open_to_append(part) as content:
-
-        def transfer() -> None:
-            start = content.seek(0, io.SEEK_END)
-            version = version_file.read_text() if version_file.is_file() else ""
-            start = start if version else 0
-            _resume(url, content, start, version, version_file, redirect_to_http=bool(sha256))
-
         try:
-            retry(name, transfer, progress=lambda: content.seek(0, io.SEEK_END))
+            retry(
+                name,
+                lambda: _resume(url, content, version_file),
+                progress=lambda: content.seek(0, io.SEEK_END),
+            )
         except RemoteError as error:
             raise RemoteError(
                 f"{error}. Check the network and try again, or put the file at {file}"
@@ -107,25 +105,21 @@ def _check_hash(name: str, content: IO[bytes], sha256: str) -> None:
         )
 
 
-def _resume(
-    url: str, content: IO[bytes], start: int, version: str, version_file: Path, **options: bool
-) -> None:
-    """Append a file from byte `start` on, or download all of it if the server's file changed."""
-    headers = {"Range": f"bytes={start}-", "If-Range": version} if start else {}
+def _resume(url: str, content: IO[bytes], version_file: Path) -> None:
+    """Append the rest of a file, or download all of it if the server's file changed."""
+    version = version_file.read_text() if version_file.is_file() else ""
+    start = content.seek(0, io.SEEK_END) if version else 0
     try:
-        response = _open(url, headers, **options)
+        response = _open(url, {"Range": f"bytes={start}-", "If-Range": version} if start else {})
     except HTTPError as error:
-        if error.code != 416:
-            raise
-        content.truncate(0)
-        raise ConnectionError("the server's file is shorter now") from error
+        if error.code == 416:
+            content.truncate(0)  # the server's file is shorter now: the next attempt gets all of it
+        raise
     with response:
-        position = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-        if response.status != 206 or position is None:
+        if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             content.truncate(0)
-        elif int(position[1]) != start:
-            content.truncate(0)
-            raise ConnectionError("the server sent another range than requested")
+            if response.status == 206:
+                raise ConnectionError("the server sent another range than requested")
         version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
         # A weak tag does not guarantee equal bytes.
         version_file.write_text("" if version.startswith("W/") else version)
@@ -140,46 +134,28 @@ def _resume(
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects to http and https, from https to http only on request."""
-
-    def __init__(self, redirect_to_http: bool) -> None:
-        self._allowed = ("http://", "https://")[not redirect_to_http :]
+    """Follows redirects to http and https, but not from https to http."""
 
     def redirect_request(self, request: Request, *args: Any) -> Request | None:
-        url = args[-1].lower()
-        if not (is_url(url) if request.type == "http" else url.startswith(self._allowed)):
+        if not args[-1].lower().startswith(("https://", f"{request.type}://")):
             name, target = without_secrets(request.full_url), without_secrets(args[-1])
             raise RemoteError(
                 f"{name}: the server redirects to {target}, which is not protected like https. Use "
-                "that URL if you trust it, or give the SHA-256 of the file"
+                "that URL if you trust it"
             )
         return super().redirect_request(request, *args)
 
 
-def _open(
-    url: str, headers: dict[str, str] | None = None, redirect_to_http: bool = False
-) -> HTTPResponse:
-    """Send a GET request. Raises RemoteError for an invalid URL or an unknown host."""
-    headers = {"User-Agent": "detlite", "Accept-Encoding": "identity", **(headers or {})}
-    name = without_secrets(url)
-    try:
-        if "@" in urlsplit(url).netloc:
-            raise ValueError("a URL with a user name or password is not supported")
-        request = Request(quote(url, safe=_RESERVED), headers=headers)
-        response = build_opener(_Redirects(redirect_to_http)).open(request, timeout=_SILENCE)
-    except URLError as error:
-        if isinstance(error.reason, socket.gaierror):
-            reason = f"host not found: {error.reason}"
-            raise RemoteError(f"{name}: cannot be read ({reason})") from error
-        raise
-    except RemoteError:
-        raise
-    except (ValueError, InvalidURL) as error:
-        raise RemoteError(f"{name}: the URL is invalid ({error})") from error
+def _open(url: str, headers: Mapping[str, str]) -> HTTPResponse:
+    """Send a GET request. Raises ValueError or InvalidURL for an invalid URL."""
+    headers = {"User-Agent": "detlite", "Accept-Encoding": "identity", **headers}
+    if "@" in urlsplit(url).netloc:
+        raise ValueError("a URL with a user name or password is not supported")
+    request = Request(quote(url, safe=_RESERVED), headers=headers)
+    response = build_opener(_Redirects).open(request, timeout=_SILENCE)
     length = response.headers.get("Content-Length", "0")
     if not length.isdecimal():
-        response.close()
-        raise RemoteError(f"{name}: the server sends an invalid Content-Length, {length[:20]!r}")
+        raise ValueError(f"the server sends an invalid Content-Length, {length[:20]!r}")
     return response
 
 

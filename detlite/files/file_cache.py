@@ -8,18 +8,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from . import cache
 from .atomic_write import atomic_open
 
-_HEADER = struct.Struct("<8sQ")  # magic, number of bytes that follow
-_MAGIC = b"detlite\n"
 _KEPT_FRACTION = 0.9  # fraction of the limit that remains after deleting files
-_UNFINISHED_SECONDS = 3600.0  # age at which the temporary file of a dead process is deleted
 _logger = logging.getLogger(__name__)
 _warned: set[Path] = set()
 
@@ -44,19 +39,16 @@ class FileCache:
     def read(self, key: str, fetch: Callable[[], bytes]) -> bytes:
         """Return the content of a cached file, or else the result of `fetch`, which is cached."""
         path = self._path(key)
-        data = _read(path)
-        if data is None:
-            with contextlib.suppress(OSError):  # `_store` reports it
-                path.parent.mkdir(parents=True, exist_ok=True)
-            with cache.exclusive_lock(path.parent / "lock"):
-                data = _read(path)  # another process may have fetched it
-                if data is None:
-                    content = fetch()
-                    self._store(path, content)
-                    return content
         with contextlib.suppress(OSError):
-            os.utime(path)  # marks the file as used
-        return data
+            return _read(path)
+        with contextlib.suppress(OSError):  # `_store` reports it
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with cache.exclusive_lock(path.parent.with_suffix(".lock")):
+            with contextlib.suppress(OSError):
+                return _read(path)  # another process has fetched it
+            content = fetch()
+            self._store(path, content)
+            return content
 
     def forget(self, key: str) -> bool:
         """Delete a cached file. Returns True if it was cached."""
@@ -69,14 +61,13 @@ class FileCache:
         return self._folder / key[:2] / key[2:]
 
     def _store(self, path: Path, data: bytes) -> None:
-        size = _HEADER.size + len(data)
-        if size > self._limit:
+        if len(data) > self._limit:
             return
         try:
             with atomic_open(path, "wb", unique=True) as file:
-                file.write(_HEADER.pack(_MAGIC, len(data)) + data)
+                file.write(data)
             with cache.exclusive_lock(self._folder / "lock"):
-                self._add_size(size)
+                self._add_size(len(data))
         except OSError as error:
             if self._folder not in _warned:
                 _warned.add(self._folder)
@@ -85,14 +76,12 @@ class FileCache:
                 )
 
     def _add_size(self, added: int) -> None:
-        """Update the total size, and delete files if it exceeds the limit."""
+        """Update the total size; if it is unknown or exceeds the limit, delete files."""
         note = self._folder / "size"
-        try:
-            before = int(note.read_text())
-        except (OSError, ValueError):
-            before = -1  # unknown
-        total = before + added
-        if before < 0 or total > self._limit:
+        total = self._limit + 1
+        with contextlib.suppress(OSError, ValueError):
+            total = int(note.read_text()) + added
+        if total > self._limit:
             total = self._shrink()
         note.write_text(str(total))
 
@@ -102,11 +91,7 @@ class FileCache:
         for path in self._folder.glob("*/*"):
             with contextlib.suppress(OSError):
                 status = path.stat()
-                unfinished = path.name.endswith(".tmp")
-                if unfinished and status.st_mtime < time.time() - _UNFINISHED_SECONDS:
-                    path.unlink()
-                elif not unfinished and path.name != "lock":
-                    files.append((status.st_mtime, status.st_size, path))
+                files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
         target = self._limit * _KEPT_FRACTION if total > self._limit else total
         for _, size, path in sorted(files):
@@ -116,11 +101,9 @@ class FileCache:
         return total
 
 
-def _read(path: Path) -> bytes | None:
-    """Return the content of a cached file; None if it is missing or incomplete."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    content = data[_HEADER.size :]
-    return content if data[: _HEADER.size] == _HEADER.pack(_MAGIC, len(content)) else None
+def _read(path: Path) -> bytes:
+    """Return the content of a file, which is marked as used."""
+    content = path.read_bytes()
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return content

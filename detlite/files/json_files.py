@@ -11,6 +11,20 @@ from .reading import explain_not_downloaded, open_file, read_file
 _MAX_BYTES = 1 << 32
 _EXAMINED = 1 << 24  # bytes
 _CONVERT = "`detlite init --data FOLDER --coco FILE` converts it to COCO json"
+# Patterns of the line "type of error: message" with the content of the file after it, and hints.
+_HINTS = (
+    (rb"\A.*\n\x1f\x8b", "it is compressed: unpack it with gunzip"),
+    (rb"\AUnicodeDecodeError", "an editor saved it in another encoding: save it as UTF-8"),
+    (rb"\A.*\n\s*\Z", "it is empty"),
+    (rb"\A.*\n\s*<", f"it is XML, for example of PASCAL VOC: {_CONVERT}"),
+    (rb"\A.*\n\s*\d+( +[-+.\de]+){4,}\s*$", f"it contains YOLO labels: {_CONVERT}"),
+    (
+        rb"\A.*\n\s*[{\[]\s*[{\[]?\s*'",
+        "it has single quotes like printed Python: use json.dump",
+    ),
+    (rb"\A.*Extra data", "it has several JSON values, as JSON lines: write one list or object"),
+    (rb",\s*[\]}]", "remove the comma before the closing bracket"),
+)
 
 
 def read_json(file: Path) -> Any:
@@ -31,26 +45,9 @@ def explain_not_json(file: Path, error: Exception) -> str:
             data = stream.read(_EXAMINED)
     except OSError:
         return ""
-    start = data[:1024].lstrip()
-    hint = explain_not_downloaded(data)
-    if hint:
-        pass
-    elif start.startswith(b"\x1f\x8b"):
-        hint = "it is compressed: unpack it with gunzip"
-    elif isinstance(error, UnicodeDecodeError):
-        hint = "an editor saved it in another encoding: save it as UTF-8"
-    elif not start:
-        hint = "it is empty"
-    elif start.startswith(b"<"):
-        hint = f"it is XML, for example of PASCAL VOC: {_CONVERT}"
-    elif re.match(rb"\d+( +[-+.\de]+){4,}\s*$", start, re.MULTILINE):
-        hint = f"it contains YOLO labels: {_CONVERT}"
-    elif re.match(rb"[{\[]\s*[{\[]?\s*'", start):
-        hint = "it has single quotes like a printed Python dict: write it with json.dump"
-    elif "Extra data" in str(error):
-        hint = "it has several JSON values, as JSON lines: write one list or object"
-    elif re.search(rb",\s*[\]}]", data):
-        hint = "remove the comma before the closing bracket"
+    text = f"{type(error).__name__}: {error}\n".encode() + data
+    matches = (hint for pattern, hint in _HINTS if re.search(pattern, text, re.MULTILINE))
+    hint = explain_not_downloaded(data) or next(matches, "")
     return f"; {hint}" if hint else ""
 
 

@@ -4,16 +4,12 @@ import codecs
 import errno
 import os
 import stat
-import struct
 import zipfile
 from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from .errors import RefusedFileError
-
-# Bytes of the record at the end of a zip archive, and of those before it for more than 4 GB.
-_ZIP_END, _ZIP64_END = 22, 56 + 20
 
 
 def check_regular(path: Path, max_bytes: int | None = None) -> None:
@@ -67,40 +63,15 @@ def open_stored_zip(path: Path) -> zipfile.ZipFile:
     """Open an archive whose members are not compressed, as torch and detlite write them.
 
     Raises:
-        ValueError: its members state more bytes than it has, so it could fill the memory, or
-            another reader could find other members in it.
+        ValueError: its members state more bytes than it has, so it could fill the memory.
         BadZipFile: it is damaged.
     """
     archive = zipfile.ZipFile(path)
     size = sum(member.file_size for member in archive.infolist())
-    if len(set(archive.namelist())) < len(archive.namelist()) or not _has_one_directory(path):
-        archive.close()
-        raise ValueError("its directory of members is ambiguous")
     if size > path.stat().st_size:
         archive.close()
         raise ValueError(f"its parts have {size} bytes, more than the file: they are compressed")
     return archive
-
-
-def _has_one_directory(path: Path) -> bool:
-    """Return True if the directory of a zip archive is where its end record says, at the end.
-
-    Python finds the directory before the end record, and torch at the offset in that record. If the
-    two differ, what was checked is not what is loaded.
-    """
-    size = path.stat().st_size
-    with open_file(path) as stream:
-        stream.seek(max(0, size - _ZIP_END - _ZIP64_END))
-        end = stream.read()
-    length, offset = struct.unpack("<II", end[-10:-2])
-    directory_end = size - _ZIP_END
-    locator = end[-_ZIP_END - 20 : -_ZIP_END]
-    if locator.startswith(b"PK\x06\x07"):  # an archive of more than 4 GB
-        directory_end -= _ZIP64_END
-        length, offset = struct.unpack("<QQ", end[40:56])
-        if struct.unpack("<Q", locator[8:16])[0] != directory_end:
-            return False
-    return end[-_ZIP_END:].startswith(b"PK\x05\x06") and offset + length == directory_end
 
 
 def explain_not_downloaded(data: bytes) -> str:

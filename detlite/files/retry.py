@@ -4,9 +4,11 @@ import errno
 import logging
 import random
 import re
+import socket
 import ssl
 import time
 from collections.abc import Callable
+from http.client import InvalidURL
 from typing import TypeVar
 from urllib.error import URLError
 
@@ -15,10 +17,10 @@ from .errors import RemoteError
 _ATTEMPTS = 5  # in a row without progress
 _FIRST_WAIT = 0.5  # seconds, doubled after each attempt
 _MAX_WAIT = 120.0  # seconds without progress after which no attempt is made
-_TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that a later attempt may change
+_TRANSIENT = (408, 416, 425, 429)  # HTTP statuses below 500 that a later attempt may change
 _PERMANENT = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
-    *(ValueError, TypeError, NotImplementedError),
+    *(ValueError, TypeError, NotImplementedError, InvalidURL),
 )
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MAX_REASON = 200  # characters
@@ -75,7 +77,7 @@ def _is_permanent(error: BaseException) -> bool:
     if isinstance(status, int):
         return 300 <= status < 500 and status not in _TRANSIENT
     cause = error.__cause__ or getattr(error, "reason", None)
-    if isinstance(cause, ssl.SSLCertVerificationError):
+    if isinstance(cause, (ssl.SSLCertVerificationError, socket.gaierror)):
         return True
     if isinstance(error, FileNotFoundError) and type(cause).__module__.startswith("aiohttp"):
         # fsspec raises it for every failure of a HEAD request.

@@ -2,20 +2,20 @@
 
 The functions of numpy and torch trust a pickle: a forged dtype, buffer or second state can point
 anywhere in memory. Therefore arrays and tensors are built here, as copies, from numbers and text
-only. The objects that a pickle may call have no attributes that it could change, and what it builds
-is limited by its size: references could otherwise repeat one array until the memory is full.
+only. No operation of a pickle can change the functions that it calls, and what it builds is limited
+by its size: references could otherwise repeat one array until the memory is full.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import mmap
 import pickle
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from .errors import RefusedPickleError, short_repr
 from .reading import open_file, open_stored_zip
 
+_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of torch.save before torch 1.6
 _MAX_STEPS = 1 << 24  # operations; a checkpoint has thousands, proposals of COCO have millions
 _MAX_PARTS, _MAX_SCALAR = 64, 64  # dimensions or parts of a key, and bytes of a number
 _MAX_BUILT = 1 << 24  # bytes of arrays in addition to the size of the file
@@ -35,6 +36,13 @@ _DTYPES = {
     "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool,
     "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
 }  # fmt: skip
+# Settings and logs that training code stores with weights: objects of custom classes, or of these.
+_SETTINGS = re.compile(
+    r"(argparse|pathlib|datetime|types|typing|enum)\..*|collections\.(defaultdict|OrderedDict)"
+    r"|builtins\.(bool|int|float|str|list|dict|tuple|set|object|getattr)|numpy\.dtypes\.\w+"
+)
+_REFUSED_PACKAGES = {*sys.stdlib_module_names, "__builtin__", "numpy", "torch"}
+_KEYS = (str, int, float, bool, bytes, type(None), np.generic)
 
 
 class _DType:
@@ -43,18 +51,7 @@ class _DType:
     __slots__ = ("code", "order")
 
     def __init__(self, code: str) -> None:
-        self.code, self.order = code, ""
-
-    def set_state(self, state: Any) -> None:
-        # version, byte order, three fields of structured dtypes, sizes and flags
-        if not (isinstance(state, tuple) and len(state) >= 5 and state[1] in ("<", ">", "|", "=")):
-            raise RefusedPickleError("numpy.dtype with an unknown state")
-        if self.order or any(part is not None for part in state[2:5]):
-            raise RefusedPickleError("numpy.dtype with fields or two states")
-        self.order = state[1]
-
-    def to_numpy(self) -> np.dtype[Any]:
-        return np.dtype((self.order or "=") + self.code)
+        self.code, self.order = code, "="
 
 
 class _Array(np.ndarray):
@@ -62,64 +59,16 @@ class _Array(np.ndarray):
 
     is_filled = False
 
-    def fill_once(self, shape: Any, dtype: Any, fortran: Any, data: bytes) -> None:
-        if self.is_filled:
-            raise RefusedPickleError("array with two states")
-        self.is_filled = True
-        state: Any = (1, shape, _dtype(dtype), bool(fortran), data)
-        super().__setstate__(state)
 
-
-class _Storage:
-    """The bytes of tensors."""
-
-    __slots__ = ("data", "dtype")
-
-    def __init__(self, data: Tensor, dtype: torch.dtype | None) -> None:
-        self.data, self.dtype = data, dtype
-
-
-class _Placeholder:
-    """Replaces an object that is not needed, such as a method that a log names."""
-
-    __slots__ = ()
-
-
-class _Argument:
-    """A class that a pickle may pass as an argument, but not call."""
-
-    __slots__ = ()
-
-
-class _Callable:
-    """A function that a pickle may call: a method of `_Unpickler`."""
-
-    __slots__ = ("build",)
-
-    def __init__(self, build: Callable[..., Any]) -> None:
-        self.build = build
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    if not isinstance(dtype, _DType):
+        raise RefusedPickleError(f"array of {type(dtype).__name__}")
+    return np.dtype(dtype.order + dtype.code)
 
 
 def _shown(value: Any) -> str:
     """Return a text for a message; that of other objects may take forever if they are nested."""
     return short_repr(value) if isinstance(value, str) else type(value).__name__
-
-
-def _dtype(dtype: Any) -> np.dtype[Any]:
-    if not isinstance(dtype, _DType):
-        raise RefusedPickleError(f"array of {type(dtype).__name__}")
-    return dtype.to_numpy()
-
-
-# Settings that training code stores with weights: objects of custom classes, or of these.
-_SETTINGS = re.compile(
-    r"(argparse|pathlib|datetime|types|typing|enum)\..*|collections\.(defaultdict|OrderedDict)"
-    r"|builtins\.(bool|int|float|str|list|dict|tuple|set|object)"
-)
-# The log that mmengine stores with weights: numbers in arrays. `getattr` names its methods.
-_LOG = re.compile(r"numpy\.dtypes\.\w+|builtins\.getattr")
-_REFUSED_PACKAGES = {*sys.stdlib_module_names, "__builtin__", "numpy", "torch"}
-_KEYS = (str, int, float, bool, bytes, type(None), np.generic)
 
 
 # Python's implementation. The C implementation allocates memory for the largest object number in a
@@ -130,7 +79,7 @@ class _Unpickler(pickle._Unpickler):
     Args:
         stream: the pickle.
         size: bytes of the whole file, which limit the bytes of the arrays.
-        settings: replace settings and logs instead of refusing them.
+        settings: replace settings and logs by empty dicts instead of refusing them.
         storage: returns the bytes uint8 [N] of a persistent id's key and number of bytes.
     """
 
@@ -148,65 +97,37 @@ class _Unpickler(pickle._Unpickler):
     ) -> None:
         # latin1: arrays in pickles of Python 2 are byte strings.
         super().__init__(stream, encoding="latin1")
-        self._steps, self._left = 0, size + _MAX_BUILT
+        self.steps, self._left = 0, size + _MAX_BUILT
         self._settings, self._storage = settings, storage
-        self._first_class = ""  # of an object that is replaced
-
-    def count_step(self) -> None:
-        self._steps += 1
-        if self._steps > _MAX_STEPS:
-            raise RefusedPickleError(f"sequence of more than {_MAX_STEPS} operations")
-
-    def _spend(self, data: Any) -> bytes:
-        """Return bytes for an array, a copy that is counted."""
-        if isinstance(data, str):  # a byte string of Python 2
-            data = data.encode("latin1")
-        if not isinstance(data, (bytes, bytearray)):
-            raise RefusedPickleError(f"array of {type(data).__name__}")
-        self._left -= len(data)
-        if self._left < 0:
-            raise RefusedPickleError("array that is repeated until it fills the memory")
-        return bytes(data)
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f"{module}.{name}".replace("__builtin__.", "builtins.")
+        full_name = full_name.replace("numpy.core.", "numpy._core.")  # renamed by numpy 2
         if full_name in _ARGUMENTS:
-            return _Argument()
-        if method := _ALLOWED.get(full_name.replace("numpy.core.", "numpy._core.")):
-            return _Callable(method)
+            return _ARGUMENTS[full_name]
+        if full_name in _ALLOWED:
+            return partial(_ALLOWED[full_name], self)
         if module in ("torch", "torch.storage"):
-            if name.removesuffix("Storage") in _DTYPES:
-                return _DTYPES[name.removesuffix("Storage")]
-            if isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            dtype = _DTYPES.get(name.removesuffix("Storage"), getattr(torch, name, None))
+            if isinstance(dtype, torch.dtype):
                 return dtype
-        if self._settings:
-            if _LOG.fullmatch(full_name):
-                return _Callable(_Unpickler._placeholder)
-            if _SETTINGS.fullmatch(full_name) or module.split(".")[0] not in _REFUSED_PACKAGES:
-                self._first_class = self._first_class or full_name
-                return _Callable(_Unpickler._dict)
-            if module.startswith("torch.") and self._first_class:  # the model around a module
-                raise RefusedPickleError(self._first_class)
+        custom = module.split(".")[0] not in _REFUSED_PACKAGES
+        if self._settings and (custom or _SETTINGS.fullmatch(full_name)):
+            return partial(_Unpickler._dict, self)
         raise RefusedPickleError(full_name)
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Any) -> Tensor:
         if self._storage is None or not isinstance(pid, tuple) or len(pid) < 5:
             raise pickle.UnpicklingError("an object outside of the pickle")
         kind, dtype, key, _, count = pid[:5]
-        untyped = isinstance(dtype, _Argument)
-        known = isinstance(key, str) and (untyped or isinstance(dtype, torch.dtype))
-        if kind != "storage" or not known:
+        if kind != "storage" or not isinstance(key, str) or not isinstance(dtype, torch.dtype):
             raise pickle.UnpicklingError("an object outside of the pickle that is no storage")
-        data = self._storage(key, int(count) * (1 if untyped else dtype.itemsize))
-        return _Storage(data, None if untyped else dtype)
+        return self._storage(key, int(count) * dtype.itemsize).view(dtype)
 
-    # Objects
+    # Functions that a pickle may call
 
     def _dict(self, *_arguments: Any) -> Any:
         return collections.OrderedDict()
-
-    def _placeholder(self, *_arguments: Any) -> Any:
-        return _Placeholder()
 
     def _make_dtype(self, code: Any, align: Any = False, copy: Any = True) -> _DType:
         # bool, integers, floats, complex numbers and text
@@ -238,61 +159,58 @@ class _Unpickler(pickle._Unpickler):
             raise RefusedPickleError("torch.Size of no short sequence")
         return tuple(items)
 
-    def _device(self, name: Any, index: Any = None) -> str:
-        if not isinstance(name, str):
-            raise RefusedPickleError("torch.device without a name")
-        return name
-
-    def _tensor(
-        self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, dtype: Any = None
-    ) -> Tensor:
-        dtype = dtype or getattr(storage, "dtype", None)
-        if not isinstance(storage, _Storage) or not isinstance(dtype, torch.dtype):
+    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Tensor:
+        if not isinstance(storage, Tensor):
             raise RefusedPickleError("tensor without a storage")
-        count = len(storage.data) // dtype.itemsize
-        values = storage.data[: count * dtype.itemsize].view(dtype)
-        # Raises an error outside of the values.
-        return values.as_strided(self._tuple(size), self._tuple(stride), offset)
+        # Raises an error outside of the storage.
+        return storage.as_strided(self._tuple(size), self._tuple(stride), offset)
 
     def _tensor_of_dtype(
         self, storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any,
         *rest: Any,
     ) -> Tensor:  # fmt: skip
-        return self._tensor(storage, offset, size, stride, dtype=dtype)
+        return self._tensor(storage.view(dtype), offset, size, stride)
 
     def _parameter(self, data: Any, *rest: Any) -> Any:
         return data
 
     def _subclass(self, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
-        return self._call(function, arguments)
+        return function(*arguments)
 
-    # Operations
+    def _spend(self, data: Any) -> bytes:
+        """Return bytes for an array, a copy that is counted."""
+        if isinstance(data, str):  # a byte string of Python 2
+            data = data.encode("latin1")
+        if not isinstance(data, (bytes, bytearray)):
+            raise RefusedPickleError(f"array of {type(data).__name__}")
+        self._left -= len(data)
+        if self._left < 0:
+            raise RefusedPickleError("array that is repeated until it fills the memory")
+        return bytes(data)
 
-    def _call(self, function: Any, arguments: Any) -> Any:
-        if not isinstance(function, _Callable):
-            raise RefusedPickleError(f"call of {type(function).__name__}")
-        return function.build(self, *arguments)
-
-    def load_reduce(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = self._call(self.stack[-1], arguments)
-
-    def load_newobj_ex(self) -> None:
-        self.stack.pop()  # keyword arguments
-        self.load_reduce()
-
-    def _instantiate(self, kind: Any, arguments: Any) -> None:
-        self.append(self._call(kind, arguments))
+    # Operations that differ from Python's
 
     def load_build(self) -> None:
         state, built = self.stack.pop(), self.stack[-1]
         if isinstance(built, _DType):
-            built.set_state(state)
+            # version, byte order, three fields of structured dtypes, sizes and flags
+            if state[1] not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
+                raise RefusedPickleError("numpy.dtype with an unknown state")
+            built.order = state[1]
         elif isinstance(built, _Array):
+            if built.is_filled:
+                raise RefusedPickleError("array with two states")
+            built.is_filled = True
             _, shape, dtype, fortran, data = state
-            built.fill_once(shape, dtype, fortran, self._spend(data))
-        elif not isinstance(built, (dict, _Placeholder)):  # whose attributes are ignored
+            checked: Any = (1, shape, _dtype(dtype), bool(fortran), self._spend(data))
+            built.__setstate__(checked)
+        elif not isinstance(built, dict):  # whose attributes are ignored
             raise RefusedPickleError(f"state of {type(built).__name__}")
+
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self._set_items(items)
 
     def load_setitem(self) -> None:
         self._set_items([self.stack.pop(-2), self.stack.pop()])
@@ -305,26 +223,15 @@ class _Unpickler(pickle._Unpickler):
         if not isinstance(target, dict):
             raise RefusedPickleError(f"items of {type(target).__name__}")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_key(key)] = value
+            # A key is hashed again for each reference to it: nested tuples may take forever, and
+            # long ones and large numbers as long as their number of references.
+            parts = key if isinstance(key, tuple) else (key,)
+            if len(parts) > _MAX_PARTS or not all(map(_is_small, parts)):
+                raise RefusedPickleError(f"key of type {type(key).__name__}")
+            target[key] = value
 
-    def load_additems(self) -> None:
-        items = self.pop_mark()
-        self.stack[-1].update(map(_key, items))
-
-    def load_frozenset(self) -> None:
-        self.append(frozenset(map(_key, self.pop_mark())))
-
-
-def _key(key: Any) -> Any:
-    """Return the key of a dict or the member of a set.
-
-    It is hashed again for each reference to it: nested tuples may take forever, and long ones and
-    large numbers as long as their number of references.
-    """
-    parts = key if isinstance(key, tuple) else (key,)
-    if len(parts) > _MAX_PARTS or not all(_is_small(part) for part in parts):
-        raise RefusedPickleError(f"key of type {type(key).__name__}")
-    return key
+    def load_set(self) -> None:
+        raise RefusedPickleError("set")
 
 
 def _is_small(part: Any) -> bool:
@@ -334,27 +241,34 @@ def _is_small(part: Any) -> bool:
     return isinstance(part, _KEYS) and getattr(part, "nbytes", 0) <= _MAX_SCALAR
 
 
-_OVERRIDDEN: dict[bytes, Callable[[Any], None]] = {
-    pickle.REDUCE: _Unpickler.load_reduce, pickle.NEWOBJ: _Unpickler.load_reduce,
-    pickle.NEWOBJ_EX: _Unpickler.load_newobj_ex, pickle.BUILD: _Unpickler.load_build,
-    pickle.SETITEM: _Unpickler.load_setitem, pickle.SETITEMS: _Unpickler.load_setitems,
-    pickle.ADDITEMS: _Unpickler.load_additems, pickle.FROZENSET: _Unpickler.load_frozenset,
-}  # fmt: skip
-
-
 def _counted(operation: Callable[[Any], None]) -> Callable[[Any], None]:
     def counted(unpickler: _Unpickler) -> None:
-        unpickler.count_step()
+        unpickler.steps += 1
+        if unpickler.steps > _MAX_STEPS:
+            raise RefusedPickleError(f"sequence of more than {_MAX_STEPS} operations")
         operation(unpickler)
 
     return counted
 
 
-_OPERATIONS = pickle._Unpickler.dispatch | {code[0]: op for code, op in _OVERRIDDEN.items()}
+_OPERATIONS: dict[int, Callable[[Any], None]] = {
+    **pickle._Unpickler.dispatch,
+    pickle.NEWOBJ[0]: pickle._Unpickler.load_reduce,  # type: ignore[attr-defined]
+    pickle.BUILD[0]: _Unpickler.load_build,
+    pickle.DICT[0]: _Unpickler.load_dict,
+    pickle.SETITEM[0]: _Unpickler.load_setitem,
+    pickle.SETITEMS[0]: _Unpickler.load_setitems,
+    pickle.EMPTY_SET[0]: _Unpickler.load_set,
+    pickle.FROZENSET[0]: _Unpickler.load_set,
+}
 _Unpickler.dispatch = {code: _counted(operation) for code, operation in _OPERATIONS.items()}
 
-_ARGUMENTS = {"numpy.ndarray", "torch.storage.UntypedStorage", "torch.nn.parameter.Parameter"}
-# What checkpoints of known frameworks contain. numpy 2 renamed `core` to `_core`.
+# What checkpoints of known frameworks contain: classes as arguments, and functions that are called.
+_ARGUMENTS = {
+    "numpy.ndarray": None,
+    "torch.nn.parameter.Parameter": None,
+    "torch.storage.UntypedStorage": torch.uint8,
+}
 _ALLOWED: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": _Unpickler._dict,
     "_codecs.encode": _Unpickler._encode,
@@ -364,7 +278,7 @@ _ALLOWED: dict[str, Callable[..., Any]] = {
     "numpy._core.multiarray.scalar": _Unpickler._scalar,
     "numpy._core.numeric._frombuffer": _Unpickler._frombuffer,
     "torch.Size": _Unpickler._tuple,
-    "torch.device": _Unpickler._device,
+    "torch.device": _Unpickler._dict,  # not used
     "torch._utils._rebuild_tensor": _Unpickler._tensor,
     "torch._utils._rebuild_tensor_v2": _Unpickler._tensor,
     "torch._utils._rebuild_tensor_v3": _Unpickler._tensor_of_dtype,
@@ -374,33 +288,24 @@ _ALLOWED: dict[str, Callable[..., Any]] = {
 }
 
 
-@contextlib.contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    """Map a file, because reading more bytes than a file has would allocate them first."""
-    with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
-        yield stream
-
-
 def read_pickle(path: str | Path) -> Any:
-    """Return the arrays, numbers, strings and containers of a pickle.
+    """Return the content of a pickle or of a file of `torch.save`, without executing code in it.
 
-    Raises RefusedPickleError for anything else, and various errors of `pickle` for damaged files.
-    """
-    with _mapped(Path(path)) as stream:
-        return _Unpickler(stream, len(stream)).load()  # type: ignore[arg-type]
-
-
-def load_torch_file(path: Path) -> Any:
-    """Return the content of a file of `torch.save` on the CPU, without executing code in it.
-
-    Besides the objects of `read_pickle` it may have dense tensors. Settings and logs that training
-    code stores with weights become empty dicts.
+    A pickle may have arrays, numbers, strings and containers. A file of `torch.save` may also have
+    dense tensors, on the CPU; settings and logs that training code stores with weights become empty
+    dicts.
 
     Raises:
         RefusedPickleError: it has other objects.
         Exception: various errors for damaged files.
     """
-    return (_load_zip if zipfile.is_zipfile(path) else _load_legacy)(path)
+    path = Path(path)
+    if zipfile.is_zipfile(path):
+        return _load_zip(path)
+    # Mapped, because reading more bytes than a file has would allocate them first.
+    with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
+        load: Any = partial(_Unpickler, stream, len(stream))  # type: ignore[arg-type]
+        return _load_legacy(stream, load) if _MAGIC in stream[:64] else load().load()
 
 
 def _load_zip(path: Path) -> Any:
@@ -416,49 +321,44 @@ def _load_zip(path: Path) -> Any:
 
         def read(key: str, size: int) -> Tensor:
             if key not in storages:
-                data = bytearray(archive.read(f"{folder}data/{key}"))
-                storages[key] = torch.frombuffer(data, dtype=torch.uint8) if data else _EMPTY
-            return _checked_size(storages[key], size)
+                storages[key] = _as_tensor(archive.read(f"{folder}data/{key}"))
+            return _first_bytes(storages[key], size)
 
         with archive.open(pickles[0]) as stream:
             return _Unpickler(stream, path.stat().st_size, settings=True, storage=read).load()
 
 
-_EMPTY = torch.zeros(0, dtype=torch.uint8)
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
 
 
-def _checked_size(data: Tensor, size: int) -> Tensor:
+def _first_bytes(data: Tensor, size: int) -> Tensor:
     if not 0 <= size <= len(data):
         raise ValueError(f"a storage of {size} bytes has {len(data)}")
-    return data
+    return data[:size]
 
 
-def _load_legacy(path: Path) -> Any:
+def _load_legacy(stream: mmap.mmap, unpickler: Callable[..., _Unpickler]) -> Any:
     """Load the format before torch 1.6: five pickles, then the bytes of the storages."""
-    with _mapped(path) as stream:
-        if torch.serialization.MAGIC_NUMBER.to_bytes(10, "little") not in stream[:64]:
-            raise ValueError("it is no file of torch.save")
-        size, storages = len(stream), dict[str, Tensor]()
-        left = size
+    storages: dict[str, Tensor] = {}
+    left = len(stream)
 
-        def allocate(key: str, count: int) -> Tensor:
-            nonlocal left
-            if key not in storages:
-                left -= count
-                if count < 0 or left < 0:
-                    raise ValueError("its storages are larger than the file")
-                storages[key] = torch.zeros(count, dtype=torch.uint8)
-            return _checked_size(storages[key], count)
+    def allocate(key: str, size: int) -> Tensor:
+        nonlocal left
+        if key not in storages:
+            left -= size
+            if size < 0 or left < 0:
+                raise ValueError("its storages are larger than the file")
+            storages[key] = torch.zeros(size, dtype=torch.uint8)
+        return _first_bytes(storages[key], size)
 
-        def load(**options: Any) -> Any:
-            return _Unpickler(stream, size, **options).load()  # type: ignore[arg-type]
-
-        load(), load(), load()  # the magic number, version and system
-        content = load(settings=True, storage=allocate)
-        for key in load():
-            storage, count = storages[key], int.from_bytes(stream.read(8), "little")
-            data = stream.read(len(storage))
-            if len(data) < len(storage) or len(storage) % max(count, 1):
-                raise ValueError("it is truncated")
-            storage.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _EMPTY)
-        return content
+    for _ in range(3):  # the magic number, version and system
+        unpickler().load()
+    content = unpickler(settings=True, storage=allocate).load()
+    for key in unpickler().load():
+        storage, count = storages[key], int.from_bytes(stream.read(8), "little")
+        data = stream.read(len(storage))
+        if len(data) < len(storage) or len(storage) % max(count, 1):
+            raise ValueError("it is truncated")
+        storage.copy_(_as_tensor(data))
+    return content

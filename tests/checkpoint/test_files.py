@@ -215,7 +215,7 @@ def test_settings_of_training_code_are_ignored(tmp_path, monkeypatch):
     torch.save({"model": settings, "net": torch.nn.Linear(2, 2)}, tmp_path / "whole.pth")
     monkeypatch.undo()
     assert read_checkpoint(path).model["weight"].tolist() == [1, 1]
-    for name, kind in (("e.pth", r"posix\.mkdir"), ("whole.pth", r"my_training\.config")):
+    for name, kind in (("e.pth", r"posix\.mkdir"), ("whole.pth", r"torch\.nn\.")):
         with pytest.raises(CheckpointError, match=rf"{name}: contains a pickled {kind}"):
             read_checkpoint(tmp_path / name)
     assert not (tmp_path / "ran").exists()

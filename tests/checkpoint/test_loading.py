@@ -197,8 +197,8 @@ def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file
     path = tmp_path / "w.pth"
     save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), [], cfg.dump(), "detlite"))
     (tmp_path / "model.yaml").write_text(cfg.dump())
-    read, load = [], files.load_torch_file
-    monkeypatch.setattr(files, "load_torch_file", lambda path: read.append(path) or load(path))
+    read, load = [], files.read_pickle
+    monkeypatch.setattr(files, "read_pickle", lambda path: read.append(path) or load(path))
     build_model_from_checkpoint(path, (), tmp_path / "model.yaml" if with_file else None)
     assert len(read) == 1
 

@@ -75,7 +75,7 @@ from detlite.files.errors import DataError
         ("c.json", '{"images": [], "annotations": [], "cat', "c.json: not valid JSON"),
         ("c.json", '[{"images": [], "annotations": []}]', "a JSON list, not an object"),
         ("c.json", '{"images": [], "annotations": [], "categories": {}}', "'categories' must be a"),
-        ("c.json", "{'images': []}", "it has single quotes like a printed Python dict"),
+        ("c.json", "{'images': []}", "it has single quotes like printed Python"),
         (
             "a/b/c/c.json",
             '{"images": [{"id": 1, "file_name": "a"}], "annotations": [], '

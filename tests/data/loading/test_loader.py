@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from detlite import distributed
-from detlite.checkpoint.files import save_torch_file
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.data.datasets.build import build_dataset, build_train_dataset
 from detlite.data.loading.batch_loader import explain_dead_loader, worker_count
@@ -300,7 +300,7 @@ def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_pa
     batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
     next(batches)
     with pytest.raises(LoaderProcessError), explain_dead_loader():
-        save_torch_file(path, {})
+        save_checkpoint(Checkpoint(path, {}))
     assert not list(tmp_path.glob("*.tmp"))
 
 
