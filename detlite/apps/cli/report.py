@@ -68,7 +68,7 @@ def run(args: Namespace) -> int:
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
     output = args.output or folder / ("report.html" if len(paths) == 1 else "comparison.html")
     with run_lock(output.parent, name=output.name):
-        page = report_page(runs, args.resamples, args.seed, args.examples, print, output.parent)
+        page = report_page(runs, args.resamples, args.seed, args.examples, print)
         with atomic_open(output) as file:
             file.write(page)
     print(f"{output}: {len(page.encode()) / 2**20:.1f} MiB")

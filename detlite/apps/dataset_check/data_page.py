@@ -9,7 +9,14 @@ import numpy as np
 import torch
 
 from detlite.apps.drawing.detections import Color, draw_detections
-from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, render, side_by_side
+from detlite.apps.drawing.html_page import (
+    Mark,
+    crop_window,
+    draw_window,
+    jpeg,
+    render,
+    side_by_side,
+)
 from detlite.data.images.reading import read_image
 from detlite.files.errors import DataError
 
@@ -104,7 +111,7 @@ def _image(
         tags=None if suspicious is None else False,
     )  # fmt: skip
     if colors:
-        window = crop_window(xywh[0].numpy(), *image.shape[-2:])
-        inset = draw_window(image, window, xywh.numpy(), [None], [""], colors)
+        window = crop_window(boxes[0], *image.shape[-2:])
+        inset = draw_window(image, window, [Mark(boxes[0], "", _SUSPICIOUS_COLOR)])
         drawn = side_by_side([drawn, inset])
     return {"source": jpeg(drawn), "text": text}

@@ -3,18 +3,28 @@
 import base64
 import io
 from collections.abc import Sequence
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
 from detlite.apps.optional_packages import import_optional
-from detlite.structures.masks.formats import to_bitmap
+from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 
-from .detections import Color, composite_rgb, draw_detections
+from .detections import Color, draw_detections
 
 Window = tuple[int, int, int, int]  # left, top, right, bottom
+
+
+class Mark(NamedTuple):
+    """An object to draw: its box xywh in pixels, tag ("": none), and COCO RLE, if it is drawn."""
+
+    box: Sequence[float]
+    text: str
+    color: Color
+    mask: dict[str, Any] | None = None
 
 
 def render(template: str, **values: Any) -> str:
@@ -53,9 +63,9 @@ def side_by_side(images: Sequence[Image.Image], gap: int = 6) -> Image.Image:
     return joined
 
 
-def crop_window(box: np.ndarray, height: int, width: int) -> Window:
+def crop_window(box: Sequence[float], height: int, width: int) -> Window:
     """Return a square window around a box xywh, cut off at the borders of the image."""
-    x, y, w, h = box.tolist()
+    x, y, w, h = box
     side = min(max(2.2 * max(w, h), 64), max(height, width))
     left = min(max(x + w / 2 - side / 2, 0), max(width - side, 0))
     top = min(max(y + h / 2 - side / 2, 0), max(height - side, 0))
@@ -66,51 +76,35 @@ def crop_window(box: np.ndarray, height: int, width: int) -> Window:
 def draw_window(
     pixels: torch.Tensor,
     window: Window,
-    boxes: np.ndarray,
-    masks: Sequence[dict[str, Any] | None],
-    texts: Sequence[str],
-    colors: Sequence[Color],
+    marks: Sequence[Mark],
     side: int = 240,
     tags: bool | None = True,
-    keypoints: np.ndarray | None = None,
 ) -> Image.Image:
     """Draw objects into a window of an image, at the size shown in a page.
 
     Args:
-        pixels: the image, uint8 [C, H, W], drawn as by `composite_rgb`.
+        pixels: the image, uint8 [C, H, W].
         window: see `crop_window`.
-        boxes: float [N, 4] xywh in pixels of the image.
-        masks: COCO RLE of each mask in the whole image; None: only the box is drawn.
-        texts: label of each object; an empty label is not drawn.
-        colors: RGB color of each object.
+        marks: the objects.
         side: longer side of the drawn window, in pixels.
         tags: as for `draw_detections`.
-        keypoints: float [N, P, 3] in pixels of the image, drawn if the third number is not 0.
     """
     left, top, right, bottom = window
-    part = composite_rgb(pixels[:, top:bottom, left:right])
-    crop = Image.fromarray(part.permute(1, 2, 0).numpy())
-    factor = side / max(crop.size)
-    size = max(1, round(crop.width * factor)), max(1, round(crop.height * factor))
-    crop = crop.resize(size, Image.Resampling.BICUBIC)
-    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    corners = (corners - [left, top, left, top]) * factor
-    visible = ((corners[:, 2:] > 0) & (corners[:, :2] < crop.size)).all(axis=1)
-    kept = np.flatnonzero(visible).tolist()
+    boxes = torch.tensor([mark.box for mark in marks], dtype=torch.float32).reshape(-1, 4)
+    boxes[:, :2] -= torch.tensor([left, top])
+    boxes[:, 2:] += boxes[:, :2]
+    size = torch.tensor([right - left, bottom - top])
+    visible = ((boxes[:, 2:] > 0) & (boxes[:, :2] < size)).all(dim=1)
+    shown = list(compress(marks, visible))
     target: dict[str, Any] = {
-        "boxes": torch.tensor(corners[kept], dtype=torch.float32).reshape(-1, 4),
-        "labels": torch.arange(1, len(kept) + 1),
-        "masks": [],
-    }
-    if keypoints is not None:
-        moved = (keypoints[kept] - [left, top, 0]) * [factor, factor, 1]
-        target["keypoints"] = torch.tensor(moved, dtype=torch.float32)
-    for n in kept:
-        bitmap = np.zeros((crop.height, crop.width), bool)
-        if (mask := masks[n]) is not None:
-            cut = to_bitmap(mask, *pixels.shape[-2:])[top:bottom, left:right] * np.uint8(255)
-            bitmap = np.asarray(Image.fromarray(cut).resize(size, Image.Resampling.BILINEAR)) > 127
-        target["masks"].append(torch.from_numpy(bitmap))
-    categories = [{"id": n, "name": texts[n]} for n in kept]
-    colors = [colors[n] for n in kept]
-    return draw_detections(crop, target, categories, min_side=1, colors=colors, tags=tags)
+        "boxes": boxes[visible], "labels": torch.arange(1, len(shown) + 1), "masks": [],
+    }  # fmt: skip
+    for mark in shown:
+        bitmap = np.zeros((bottom - top, right - left), np.uint8)
+        if mark.mask is not None:
+            bitmap = to_bitmap(mark.mask, *pixels.shape[-2:])[top:bottom, left:right]
+        target["masks"].append(encode_bitmap(bitmap))  # takes less memory
+    return draw_detections(
+        pixels[:, top:bottom, left:right], target, [{"name": mark.text} for mark in shown],
+        min_side=side, max_side=side, colors=[mark.color for mark in shown], tags=tags,
+    )  # fmt: skip

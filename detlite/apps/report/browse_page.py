@@ -1,10 +1,10 @@
 """Build an HTML page of augmented training images with their objects and matched anchors."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -36,7 +36,6 @@ _STATES = _MATCHED, _WEAK, _UNMATCHED = "all matched", "weakly matched", "no anc
 TemplateData = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class AnchorMatches:
     """Anchors and objects of a batch, in pixels of the network input.
 
@@ -51,13 +50,39 @@ class AnchorMatches:
         foreground: IoU threshold of foreground anchors.
     """
 
-    strides: list[int]
-    sides: list[list[int]]
-    anchors: Tensor
-    levels: Tensor
-    matched: Tensor
-    overlaps: Tensor
-    foreground: float
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: DetectionModel,
+        head: Any,
+        images: Sequence[Tensor],
+        targets: Sequence[dict[str, Any]],
+    ) -> None:
+        generator, straddle = head.anchor_generator, getattr(head, "straddle", -1)
+        truth = prepare_targets(targets, images, model.num_classes)
+        batch = model.normalizer(images)
+        height, width = batch.pixels.shape[-2:]
+        self.strides = list(generator.strides)
+        grids = [(-(-height // stride), -(-width // stride)) for stride in self.strides]
+        per_level = generator(grids)
+        self.anchors, counts = torch.cat(per_level), [len(level) for level in per_level]
+        self.levels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        self.matched, self.foreground = head.matcher(truth, self.anchors), head.matcher.foreground
+        usable = torch.ones_like(self.matched, dtype=torch.bool)
+        if straddle >= 0:
+            inside = box_ops.inside(self.anchors, batch.sizes, straddle, model.convention)
+            usable = inside.expand_as(self.matched)
+            self.matched = torch.where(usable, self.matched, IGNORE)
+        overlaps = torch.stack([
+            box_ops.iou(boxes, self.anchors).masked_fill(~seen, 0).amax(dim=1)
+            for boxes, seen in zip(truth.boxes, usable, strict=True)
+        ])  # fmt: skip
+        self.overlaps = torch.where(truth.valid, overlaps, 0)
+        self.sides = []
+        for level in range(len(self.strides)):
+            cell = generator.get_buffer(f"cell{level}")
+            roots = (cell[:, 2:] - cell[:, :2]).prod(dim=1).sqrt()
+            self.sides.append(sorted(set(roots.round().int().tolist())))
 
     def counts(self, image: int) -> Tensor:
         """Return the number of anchors of each level assigned to each object: int64 [G, L]."""
@@ -67,7 +92,6 @@ class AnchorMatches:
         return torch.bincount(cells, minlength=objects * levels).view(objects, levels)
 
 
-@torch.no_grad()
 def match_anchors(
     model: DetectionModel, images: Sequence[Tensor], targets: Sequence[dict[str, Any]]
 ) -> AnchorMatches | None:
@@ -76,34 +100,8 @@ def match_anchors(
     The model must be on the CPU; its weights do not matter. Returns None for a model without
     anchors, that is, with precomputed proposals.
     """
-    head: Any = model if isinstance(model, RetinaNet) else getattr(model, "rpn", None)
-    if head is None:
-        return None
-    generator, matcher = head.anchor_generator, head.matcher
-    straddle = getattr(head, "straddle", -1)
-    truth = prepare_targets(targets, images, model.num_classes)
-    batch = model.normalizer(images)
-    height, width = batch.pixels.shape[-2:]
-    strides = list(generator.strides)
-    per_level = generator([(-(-height // stride), -(-width // stride)) for stride in strides])
-    anchors = torch.cat(per_level)
-    levels = torch.cat([torch.full((len(level),), n) for n, level in enumerate(per_level)])
-    matched = matcher(truth, anchors)
-    usable = torch.ones_like(matched, dtype=torch.bool)
-    if straddle >= 0:
-        usable = box_ops.inside(anchors, batch.sizes, straddle, model.convention).expand_as(matched)
-        matched = torch.where(usable, matched, IGNORE)
-    overlaps = torch.stack([
-        box_ops.iou(boxes, anchors).masked_fill(~inside, 0).amax(dim=1)
-        for boxes, inside in zip(truth.boxes, usable, strict=True)
-    ])  # fmt: skip
-    overlaps = torch.where(truth.valid, overlaps, 0)
-    sides = []
-    for level in range(len(strides)):
-        cell = generator.get_buffer(f"cell{level}")
-        roots = (cell[:, 2:] - cell[:, :2]).prod(dim=1).sqrt()
-        sides.append(sorted(set(roots.round().int().tolist())))
-    return AnchorMatches(strides, sides, anchors, levels, matched, overlaps, matcher.foreground)
+    head = model if isinstance(model, RetinaNet) else getattr(model, "rpn", None)
+    return None if head is None else AnchorMatches(model, head, images, targets)
 
 
 def browse_page(cfg: CfgNode, count: int) -> str:
@@ -119,27 +117,24 @@ def browse_page(cfg: CfgNode, count: int) -> str:
     cfg.MODEL.DEVICE, cfg.DATALOADER.NUM_WORKERS = "cpu", 0
     train_set = build_train_dataset(cfg)
     model = build_model(cfg)
-    names = [category["name"] for category in train_set.categories]
+    categories, matches = train_set.categories, None
     images: list[TemplateData] = []
     objects: list[TemplateData] = []
     positives: list[Tensor] = []
-    matches = None
     samples = _samples(model, build_train_loader(cfg, train_set))
     for where, image, target, matches, index in islice(samples, count):
-        rows: list[TemplateData] = []
+        rows = list(_objects(matches, index, target, categories, where)) if matches else []
         if matches:
-            rows = list(_objects(matches, index, target, names, where))
             positives.append(matches.counts(index).sum(dim=0))
         objects += rows
-        images.append(_image(image, target, train_set.categories, matches, index, rows, where))
+        images.append(_image(image, target, categories, matches, index, rows, where))
     hard = [obj for obj in objects if obj["state"] != _MATCHED]
     hard.sort(key=lambda obj: (obj["state"] == _WEAK, obj["iou"]))
-    unmatched = sum(obj["state"] == _UNMATCHED for obj in objects)
     levels = []
     if matches:
-        colors = map(_level_color, range(len(matches.strides)))
-        counts = torch.stack(positives).sum(dim=0).tolist()
-        levels = list(zip(matches.strides, matches.sides, counts, colors, strict=True))
+        totals = torch.stack(positives).sum(dim=0).tolist()
+        colors = map(_level_color, range(len(totals)))
+        levels = list(zip(matches.strides, matches.sides, totals, colors, strict=True))
     return render(
         "browse.html",
         name=train_set.name,
@@ -147,18 +142,28 @@ def browse_page(cfg: CfgNode, count: int) -> str:
         images=images,
         states=[s for s in _STATES if s in {row["state"] for row in images}],
         objects=len(objects),
-        unmatched=unmatched,
-        weak=len(hard) - unmatched,
-        foreground=f"{100 * matches.foreground:.0f}" if matches else "",
-        hard=hard[:_MAX_ROWS],
-        hard_count=len(hard),
+        unmatched=sum(obj["state"] == _UNMATCHED for obj in objects),
+        foreground=matches and matches.foreground,
+        hard=hard,
+        max_rows=_MAX_ROWS,
         levels=levels,
-        chart=charts.sizes(
-            "Sizes of objects and anchors",
-            [obj["side"] for obj in objects],
-            matches.sides,
-        ) if matches and objects else "",
-    )  # fmt: skip
+        chart=_size_chart(matches, objects) if matches and objects else "",
+    )
+
+
+def _size_chart(matches: AnchorMatches, objects: list[TemplateData]) -> str:
+    """Plot a histogram of object sizes, with the sizes of the anchors of each level."""
+    sides = np.array([obj["side"] for obj in objects])
+    anchors = np.concatenate(matches.sides)
+    shown = np.append(sides[sides > 0], anchors)
+    bounds = np.geomspace(0.8 * shown.min(), 1.25 * shown.max(), 31)
+    counts, _ = np.histogram(sides, bounds)
+    curves = {
+        "objects": (np.repeat(bounds, 2), [0, *np.repeat(counts, 2), 0]),
+        "anchors": (np.repeat(anchors, 3), np.tile([0, counts.max(), np.nan], len(anchors))),
+    }
+    label = "square root of width x height (px)"
+    return charts.chart("Sizes of objects and anchors", curves, label, "objects", xscale="log")
 
 
 def _samples(
@@ -173,20 +178,22 @@ def _samples(
 
 
 def _objects(
-    matches: AnchorMatches, index: int, target: TemplateData, names: list[str], where: str
+    matches: AnchorMatches,
+    index: int,
+    target: TemplateData,
+    categories: list[TemplateData],
+    where: str,
 ) -> Iterator[TemplateData]:
     """Describe the anchors of each object of an image."""
     counts = matches.counts(index).sum(dim=1).tolist()
-    for n, (box, label) in enumerate(
-        zip(target["boxes"].tolist(), target["labels"].tolist(), strict=True)
-    ):
-        iou = float(matches.overlaps[index, n])
+    boxes, labels = target["boxes"].tolist(), target["labels"].tolist()
+    for n, ((x1, y1, x2, y2), label) in enumerate(zip(boxes, labels, strict=True)):
+        iou, width, height = float(matches.overlaps[index, n]), x2 - x1, y2 - y1
         state = _MATCHED if iou >= matches.foreground else _WEAK
-        width, height = box[2] - box[0], box[3] - box[1]
         yield {
-            "name": names[label - 1], "where": where, "anchors": counts[n], "iou": iou,
-            "percent": f"{100 * iou:.0f}", "size": f"{width:.0f} x {height:.0f}",
-            "side": (width * height) ** 0.5, "state": state if counts[n] else _UNMATCHED,
+            "name": categories[label - 1]["name"], "where": where, "anchors": counts[n], "iou": iou,
+            "size": f"{width:.0f} x {height:.0f}", "side": (width * height) ** 0.5,
+            "state": state if counts[n] else _UNMATCHED,
         }  # fmt: skip
 
 
@@ -213,16 +220,14 @@ def _image(
         boxes = torch.cat([target["boxes"][unmatched], matches.anchors[anchors]])
         colors = [_UNMATCHED_COLOR] * len(unmatched)
         colors += [_level_color(level) for level in matches.levels[anchors].tolist()]
-        labels = torch.ones(len(boxes), dtype=torch.int64)
-        detections = {"boxes": boxes, "labels": labels}
+        detections = {"boxes": boxes, "labels": torch.ones(len(boxes), dtype=torch.int64)}
         drawn.append(draw_detections(image, detections, categories, colors=colors, tags=False))
     for picture in drawn:
         picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    states = [_MATCHED, *(obj["state"] for obj in objects)]
     return {
         "sources": [jpeg(picture) for picture in drawn],
         "text": text,
-        "state": max(states, key=_STATES.index),
+        "state": max([_MATCHED, *(obj["state"] for obj in objects)], key=_STATES.index),
         "unmatched": [f"{objects[n]['name']} {objects[n]['size']} px" for n in unmatched],
     }
 

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from pycocotools import mask as rle_codec
 
-from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, side_by_side
+from detlite.apps.drawing.detections import Color
+from detlite.apps.drawing.html_page import Mark, crop_window, draw_window, jpeg, side_by_side
 from detlite.files.errors import DataError
 
 from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES, TRUE_POSITIVE
@@ -38,18 +39,6 @@ class ErrorImage:
     source: str = ""  # data URI of the drawn image
 
 
-@dataclass
-class Example:
-    """An image with the outcome of all its objects and detections."""
-
-    file: str
-    right: int
-    wrong: int
-    missed: int
-    aspect: float  # width / height
-    source: str  # data URI of the drawn image
-
-
 class ErrorGallery:
     """Draws the errors of a run on a dataset: errors of masks or, without masks, of boxes.
 
@@ -61,17 +50,16 @@ class ErrorGallery:
     def __init__(self, analyzed: RunAnalysis, max_images: int) -> None:
         self.analysis = analysis = analyzed.analyses.get("segm") or analyzed.analyses["bbox"]
         assert analysis.errors is not None
-        self.run, self.dataset = analyzed.run.name, analyzed.dataset
-        self.coco_gt, self.results = analyzed.coco_gt, analyzed.results
-        self.max_images, self._errors = max_images, analysis.errors
+        self.run, self.max_images, self._errors = analyzed, max_images, analysis.errors
         self._matches = matches = analysis.errors.matches
-        self._indices = {number: n for n, number in enumerate(self.dataset.image_ids)}
+        self._indices = {number: n for n, number in enumerate(analyzed.dataset.image_ids)}
         threshold = analysis.threshold.score if analysis.threshold else 0.5
         self._visible = matches.scores >= threshold
         self._false_positives = np.flatnonzero(self._errors.types >= 0)
         self._undetected = np.flatnonzero((self._errors.found_by < 0) & ~matches.crowd)
         self.counts = len(self._false_positives), len(self._undetected)
         names = np.array(analysis.names, dtype=object)
+        self._several = len(names) > 1
         self._detection_names = names[matches.categories]
         self._object_names = names[matches.object_categories]
 
@@ -86,7 +74,7 @@ class ErrorGallery:
             image, category = int(matches.images[n]), self._detection_names[n]
             text = f"{category}: {self._describe(kind, n, obj)}"
             result = FALSE_POSITIVE_TYPES[kind], float(scores[n]), text
-            selected.append(ErrorImage(self.run, n, obj, image, category, *result))
+            selected.append(ErrorImage(self.run.run.name, n, obj, image, category, *result))
         return self._draw(selected)
 
     def missed_objects(self) -> list[ErrorImage]:
@@ -108,12 +96,14 @@ class ErrorGallery:
                 )
             category, image = self._object_names[obj], int(matches.object_images[obj])
             text = f"{category} of {areas[obj]:.0f} px²: {nearest}"
-            selected.append(ErrorImage(self.run, -1, obj, image, category, "missed", score, text))
+            selected.append(
+                ErrorImage(self.run.run.name, -1, obj, image, category, "missed", score, text)
+            )
         return self._draw(selected)
 
     def _describe(self, kind: int, detection: int, obj: int) -> str:
         if kind == BACKGROUND:
-            mask = self._mask(detection)
+            mask = self._detection_mark(detection, "", _ERROR_COLOR).mask
             empty = mask is not None and not rle_codec.area(mask)
             return "its mask is empty" if empty else "no label there"
         if obj < 0:
@@ -124,139 +114,108 @@ class ErrorGallery:
             return f"labeled {self._object_names[obj]}"
         return "inaccurate"
 
-    def examples(self, count: int) -> list[Example]:
-        """Draw images with objects, from the best to the worst detected one.
+    def examples(self, count: int) -> list[dict[str, Any]]:
+        """Draw images with the outcome of all objects, from the best to the worst detected image.
 
         Detections below the recommended threshold do not count. Without such a threshold, there are
         no correct detections.
+
+        Returns:
+            For each image, the `file`, the numbers of `right` and `wrong` detections and `missed`
+            objects, the `aspect` of width and height, and the `source`, a data URI.
         """
         matches, images = self._matches, len(self._matches.image_ids)
         detected = self._visible & (self._errors.types >= TRUE_POSITIVE)
         right = detected & (self._errors.types == TRUE_POSITIVE)
         missed = ~matches.crowd
         missed[self._errors.objects[right]] = False
-        numbers = np.stack([
-            np.bincount(image, minlength=images)
-            for image in (matches.images[right], matches.images[detected & ~right],
-                          matches.object_images[missed])
-        ])  # fmt: skip
-        labeled = np.flatnonzero(numbers[0] + numbers[2])
-        f1 = 2 * numbers[0] / np.maximum(2 * numbers[0] + numbers[1] + numbers[2], 1)
+        places = {"right": matches.images[right], "wrong": matches.images[detected & ~right],
+                  "missed": matches.object_images[missed]}  # fmt: skip
+        counts = {name: np.bincount(one, minlength=images) for name, one in places.items()}
+        labeled = np.flatnonzero(counts["right"] + counts["missed"])
+        errors = counts["wrong"] + counts["missed"]
+        f1 = 2 * counts["right"] / np.maximum(2 * counts["right"] + errors, 1)
         ranked = labeled[np.argsort(-f1[labeled], kind="stable")]
         chosen = np.unique(np.linspace(0, len(ranked) - 1, min(count, len(ranked))).round())
         examples = []
         for image in ranked[chosen.astype(int)].tolist():
-            image_id = int(matches.image_ids[image])
-            try:
-                pixels, _ = self.dataset[self._indices[image_id]]
-            except DataError:
+            file, pixels = self._read(image)
+            if pixels is None:
                 continue
-            drawn = self._draw_outcomes(pixels, image, detected, right, missed)
-            file = self.coco_gt.imgs[image_id]["file_name"]
-            hits, errors, misses = numbers[:, image].tolist()
-            aspect = drawn.width / drawn.height
-            examples.append(Example(file, hits, errors, misses, aspect, jpeg(drawn)))
+            marks = []
+            for obj in np.flatnonzero(missed & (matches.object_images == image)).tolist():
+                text = f"missed {self._object_names[obj]}" if self._several else "missed"
+                marks.append(self._object_mark(obj, text, _TARGET_COLOR))
+            for n in np.flatnonzero(detected & (matches.images == image)).tolist():
+                name = f"{self._detection_names[n]} " if self._several else ""
+                color = _DETECTION_COLOR if right[n] else _ERROR_COLOR
+                marks.append(self._detection_mark(n, f"{name}{matches.scores[n]:.2f}", color))
+            height, width = pixels.shape[-2:]
+            aspect = min(max(width / height, height / width), _MAX_ASPECT)
+            side, tags = round(_EXAMPLE_SIDE * math.sqrt(aspect)), len(marks) <= _CROWD or None
+            drawn = draw_window(pixels, (0, 0, width, height), marks, side, tags)
+            numbers = {name: int(numbers[image]) for name, numbers in counts.items()}
+            shown = {"aspect": drawn.width / drawn.height, "source": jpeg(drawn)}
+            examples.append({"file": file, **numbers, **shown})
         return examples
 
-    def _draw_outcomes(
-        self,
-        pixels: torch.Tensor,
-        image: int,
-        detected: np.ndarray,
-        right: np.ndarray,
-        missed: np.ndarray,
-    ) -> Image.Image:
-        """Draw the detections of an image and its missed objects, which are bool [D] and [G]."""
-        matches = self._matches
-        objects = np.flatnonzero(missed & (matches.object_images == image)).tolist()
-        detections = np.flatnonzero(detected & (matches.images == image)).tolist()
-        several = len(self.analysis.names) > 1
-        texts, colors = [], []
-        for obj in objects:
-            texts.append(f"missed {self._object_names[obj]}" if several else "missed")
-            colors.append(_TARGET_COLOR)
-        for n in detections:
-            score = f"{matches.scores[n]:.2f}"
-            texts.append(f"{self._detection_names[n]} {score}" if several else score)
-            colors.append(_DETECTION_COLOR if right[n] else _ERROR_COLOR)
-        height, width = pixels.shape[-2:]
-        aspect = min(max(width / height, height / width), _MAX_ASPECT)
-        points = self.results.keypoints
-        if points is not None:  # in pixel indices; those of missed objects are not drawn
-            found = points[matches.index[detections]] + [0.5, 0.5, 0]
-            points = np.concatenate([np.zeros((len(objects), *points.shape[1:])), found])
-        return draw_window(
-            pixels, (0, 0, width, height),
-            np.concatenate([self._object_boxes(objects), self._boxes(detections)]),
-            [*(self._object_mask(g) for g in objects), *map(self._mask, detections)],
-            texts, colors, round(_EXAMPLE_SIDE * math.sqrt(aspect)),
-            None if len(texts) > _CROWD else True, points,
-        )  # fmt: skip
+    def _read(self, image: int) -> tuple[str, torch.Tensor | None]:
+        """Return the file name of an image and its pixels; None if it cannot be read."""
+        image_id = int(self._matches.image_ids[image])
+        file = self.run.coco_gt.imgs[image_id]["file_name"]
+        try:
+            return file, self.run.dataset[self._indices[image_id]][0]
+        except DataError:
+            return file, None
 
     def _draw(self, errors: list[ErrorImage]) -> list[ErrorImage]:
         """Draw errors, reading each image once; images that cannot be read are skipped."""
         by_image = sorted(errors, key=lambda error: error.image)
         for image, group in groupby(by_image, lambda error: error.image):
-            image_id = int(self._matches.image_ids[image])
-            try:
-                pixels, _ = self.dataset[self._indices[image_id]]
-            except DataError:
+            file, pixels = self._read(image)
+            if pixels is None:
                 continue
             for error in group:
                 error.source = jpeg(self._panels(pixels, error))
-                error.text += f" ({self.coco_gt.imgs[image_id]['file_name']})"
+                error.text += f" ({file})"
         return [error for error in errors if error.source]
 
     def _panels(self, pixels: torch.Tensor, error: ErrorImage) -> Image.Image:
         """Draw labels and detections around the detection, or the object if there is none."""
         matches = self._matches
-        objects = np.flatnonzero(matches.object_images == error.image)
-        detections = np.flatnonzero((matches.images == error.image) & self._visible)
+        objects = np.flatnonzero(matches.object_images == error.image).tolist()
+        detections = np.flatnonzero((matches.images == error.image) & self._visible).tolist()
+        left, right = [], []
         # The object and detection of the error come first, because the first is drawn on top.
         if error.obj >= 0:
-            objects = np.append(error.obj, objects[objects != error.obj])
+            name = self._object_names[error.obj]
+            left.append(self._object_mark(error.obj, name, _TARGET_COLOR))
         if error.detection >= 0:
-            detections = np.append(error.detection, detections[detections != error.detection])
-        boxes = self._boxes(detections)
-        center = boxes[0] if error.detection >= 0 else np.array(matches.rows[error.obj]["bbox"])
-        window = crop_window(center, pixels.shape[-2], pixels.shape[-1])
-        several = len(self.analysis.names) > 1
-        left = draw_window(
-            pixels, window, self._object_boxes(objects),
-            [self._object_mask(error.obj) if g == error.obj else None for g in objects],
-            [self._object_names[g] if several or g == error.obj else "" for g in objects],
-            [_TARGET_COLOR if g == error.obj else _OBJECT_COLOR for g in objects],
-        )  # fmt: skip
-        named = f"{error.category} {error.score:.2f}"
-        right = draw_window(
-            pixels, window, boxes,
-            [self._mask(error.detection) if d == error.detection else None for d in detections],
-            [named if d == error.detection else "" for d in detections],
-            [_ERROR_COLOR if d == error.detection else _DETECTION_COLOR for d in detections],
-        )  # fmt: skip
-        return side_by_side([left, right])
+            text = f"{error.category} {error.score:.2f}"
+            right.append(self._detection_mark(error.detection, text, _ERROR_COLOR))
+        window = crop_window((right or left)[0].box, *pixels.shape[-2:])
+        for obj in objects:
+            if obj != error.obj:
+                name = self._object_names[obj] if self._several else ""
+                left.append(self._object_mark(obj, name, _OBJECT_COLOR, with_mask=False))
+        for n in detections:
+            if n != error.detection:
+                right.append(self._detection_mark(n, "", _DETECTION_COLOR, with_mask=False))
+        return side_by_side([draw_window(pixels, window, marks) for marks in (left, right)])
 
-    def _boxes(self, detections: np.ndarray | list[int]) -> np.ndarray:
-        """Return boxes [N, 4] xywh."""
-        assert self.results.boxes is not None
-        return self.results.boxes[self._matches.index[detections]].astype(np.float64)
+    def _detection_mark(self, n: int, text: str, color: Color, with_mask: bool = True) -> Mark:
+        index, results = int(self._matches.index[n]), self.run.results
+        assert results.boxes is not None
+        mask = None
+        if with_mask and self.analysis.kind == "segm" and results.masks is not None:
+            (mask,) = results.masks.rles(index, index + 1)
+        return Mark(results.boxes[index].tolist(), text, color, mask)
 
-    def _mask(self, detection: int) -> dict[str, Any] | None:
-        masks = self.results.masks
-        if self.analysis.kind != "segm" or masks is None or detection < 0:
-            return None
-        index = int(self._matches.index[detection])
-        return next(masks.rles(index, index + 1))
-
-    def _object_boxes(self, objects: np.ndarray | list[int]) -> np.ndarray:
-        """Return boxes [N, 4] xywh."""
-        rows = [self._matches.rows[g]["bbox"] for g in objects]
-        return np.array(rows, np.float64).reshape(-1, 4)
-
-    def _object_mask(self, obj: int) -> dict[str, Any] | None:
-        if self.analysis.kind != "segm" or obj < 0:
-            return None
-        return dict(self.coco_gt.annToRLE(self._matches.rows[obj]))
+    def _object_mark(self, obj: int, text: str, color: Color, with_mask: bool = True) -> Mark:
+        row, mask = self._matches.rows[obj], None
+        if with_mask and self.analysis.kind == "segm":
+            mask = self.run.coco_gt.annToRLE(row)
+        return Mark(row["bbox"], text, color, mask)
 
 
 def _interleave(categories: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:

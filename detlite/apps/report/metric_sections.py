@@ -10,12 +10,9 @@ from detlite.evaluation.engine import RECALL_THRESHOLDS
 from . import charts
 from .analysis.bootstrap import compare, interval
 from .analysis.detection_analysis import DetectionAnalysis
-from .analysis.error_types import ERROR_TYPES
 from .runs import TITLES
 
 _METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR")
-_SIZES = {"APs": "small, below 32² px", "APm": "medium", "APl": "large, above 96² px"}
-_MAX_CURVES = 24  # categories with a separate chart
 _MAX_CONFUSED = 12  # categories of a confusion matrix
 _MAX_PAIRS = 8  # pairs of confused categories
 
@@ -40,30 +37,21 @@ def metric_section(
     for metric in _METRICS:
         if all(metric in sampled for sampled in samples):
             # The name of AR ends in the maximum number of detections.
+            names = [f"{metric}{r.precision_recall.measures.max_dets}" for r in results]
             values = [
-                r.metrics.get(
-                    metric, r.metrics.get(f"{metric}{r.precision_recall.measures.max_dets}")
-                )
-                for r in results
+                r.metrics.get(metric, r.metrics.get(name))
+                for r, name in zip(results, names, strict=True)
             ]
             cells = _cells(values, [sampled[metric] for sampled in samples], comparable)
             rows.append({"name": metric, "cells": cells})
-    sizes = [row for row in rows if row["name"] in _SIZES]
     return {
         "id": f"{prefix}-{kind}",
         "title": title,
         "runs": analyses,
         "rows": rows,
         "curves": _curves(title, analyses),
-        "sizes": charts.bars(
-            f"AP by object size: {title.lower()}",
-            [_SIZES[row["name"]] for row in sizes],
-            {run: [(row["cells"][n]["value"], row["cells"][n]["bounds"]) for row in sizes]
-             for n, run in enumerate(analyses)},
-            "AP (%)",
-        ),
         "categories": _categories(analyses, comparable),
-        "errors": _errors(title, analyses),
+        "errors": {run: result.errors for run, result in analyses.items() if result.errors},
         "confusion": [_confusion(run, result) for run, result in analyses.items()
                       if result.confusion is not None and len(result.names) > 1],
         "calibration": _calibration(title, analyses),
@@ -86,34 +74,24 @@ def _cells(
     return cells
 
 
-def _curves(title: str, analyses: Analyses) -> list[TemplateData]:
-    """Return a chart of all categories together, and charts of the most frequent categories."""
-    first, *_ = analyses.values()
-    selections: list[tuple[str, Any]] = [("all categories", slice(None))]
-    if len(first.names) > 1:
-        frequent = np.sort(np.argsort(-first.objects, kind="stable")[:_MAX_CURVES])
-        selections += [(first.names[k], k) for k in frequent.tolist()]
+def _curves(title: str, analyses: Analyses) -> str:
+    """Return a chart of precision and recall: of each run, or of one run at several IoUs."""
     suffix = ", at 50 % IoU"
     plotted: list[tuple[str, DetectionAnalysis, float | None]]
     plotted = [(run, result, 0.5) for run, result in analyses.items()]
     if len(analyses) == 1:
-        suffix, ious = "", {"50 % IoU": 0.5, "75 % IoU": 0.75, "mean of 50 to 95 %": None}
-        plotted = [(label, first, iou) for label, iou in ious.items()]
-    drawn = []
-    for name, index in selections:
-        curves = {
-            label: result.precision_recall.precision_curve(iou, index)
-            for label, result, iou in plotted
-        }
-        if known := {label: curve for label, curve in curves.items() if curve is not None}:
-            chart = charts.lines(
-                f"{title}: {name}{suffix}",
-                {label: (100 * RECALL_THRESHOLDS, 100 * curve) for label, curve in known.items()},
-                "recall: detected objects (%)", "precision: correct detections (%)",
-                xlim=(0, 100), ylim=(0, 103),
-            )  # fmt: skip
-            drawn.append({"name": name, "chart": chart})
-    return drawn
+        (result,), suffix = analyses.values(), ""
+        ious = {"50 % IoU": 0.5, "75 % IoU": 0.75, "mean of 50 to 95 %": None}
+        plotted = [(label, result, iou) for label, iou in ious.items()]
+    curves = {
+        label: (100 * RECALL_THRESHOLDS, 100 * curve)
+        for label, result, iou in plotted
+        if (curve := result.precision_recall.precision_curve(iou)) is not None
+    }
+    return charts.chart(
+        f"{title}{suffix}", curves, "recall: detected objects (%)",
+        "precision: correct detections (%)", xlim=(0, 100), ylim=(0, 103),
+    ) if curves else ""  # fmt: skip
 
 
 def _categories(analyses: Analyses, comparable: Sequence[bool]) -> list[TemplateData]:
@@ -131,30 +109,15 @@ def _categories(analyses: Analyses, comparable: Sequence[bool]) -> list[Template
 
 def _calibration(title: str, analyses: Analyses) -> str:
     """Return a chart of the precision by score, with the diagonal of perfect calibration."""
-    bins = {run: result.calibration for run, result in analyses.items()}
-    filled = {run: one.counts > 0 for run, one in bins.items()}
-    return charts.lines(
-        f"Precision by score: {title.lower()}",
-        {run: (100 * one.scores[filled[run]], 100 * one.precision[filled[run]])
-         for run, one in bins.items()},
-        "mean score (%)", "precision (%)", xlim=(0, 103), ylim=(-3, 103),
-        weights={run: one.counts[filled[run]] for run, one in bins.items()},
+    curves, weights = {}, {}
+    for run, result in analyses.items():
+        bins, filled = result.calibration, result.calibration.counts > 0
+        curves[run] = 100 * bins.scores[filled], 100 * bins.precision[filled]
+        weights[run] = bins.counts[filled]
+    return charts.chart(
+        f"Precision by score: {title.lower()}", curves, "mean score (%)", "precision (%)", weights,
+        xlim=(0, 103), ylim=(-3, 103),
     )  # fmt: skip
-
-
-def _errors(title: str, analyses: Analyses) -> TemplateData | None:
-    errors = {run: result.errors for run, result in analyses.items() if result.errors is not None}
-    if not errors:
-        return None
-    return {
-        "runs": {run: (e.ap, e.gains, e.counts()) for run, e in errors.items()},
-        "chart": charts.bars(
-            f"Gain from fixing one error type: {title.lower()}",
-            [*ERROR_TYPES],
-            {run: [(e.gains[name], None) for name in ERROR_TYPES] for run, e in errors.items()},
-            "gain in AP at 50 % IoU (points)",
-        ),
-    }
 
 
 def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:

@@ -1,11 +1,8 @@
 """Build the HTML page of a report about one or several runs."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from itertools import compress
-from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
@@ -14,15 +11,13 @@ from detlite.config import ConfigError
 
 from . import charts
 from .analysis.error_types import ERROR_TYPES
-from .error_gallery import ErrorGallery, ErrorImage
+from .error_gallery import ErrorGallery
 from .metric_sections import TemplateData, metric_section
 from .run_table import run_table
 from .runs import TITLES, Run, RunAnalysis, analyze_run, training_history
 from .verdict import best_run, comparison, verdict
 
-_MAX_IMAGE_BYTES = 4_000_000  # for a dataset's false positives, and for its missed objects
 _MAX_EXAMPLES = 6
-_LINKED_FILES = ("curves.png", "detections.png", "log.txt", "config.yaml", "evaluation.json")
 
 
 def report_page(
@@ -31,7 +26,6 @@ def report_page(
     seed: int = 0,
     examples: int = 48,
     progress: Callable[[str], None] = lambda text: None,
-    link_from: Path | None = None,
 ) -> str:
     """Return the page as one HTML document that contains its images.
 
@@ -40,7 +34,6 @@ def report_page(
         resamples, seed: number of bootstrap samples and their seed, see `sample_images`.
         examples: maximum number of drawn false positives, and of missed objects, per dataset.
         progress: called with a line of text before each analysis.
-        link_from: the folder of the page, to link to the files of the runs; None: no links.
 
     Raises:
         DataError: a dataset, an image or detections are missing or invalid.
@@ -59,29 +52,16 @@ def report_page(
                 progress(f"{run.name}: {name}")
                 _add_to_group(groups, analyze_run(run, name, resamples, seed))
     sections = [_section(f"set{n}", group, examples) for n, group in enumerate(groups)]
-    described = [
-        {"name": run.name, "path": run.path, "color": charts.COLORS[n % len(charts.COLORS)],
-         "files": _links(run, link_from) if link_from else []}
-        for n, run in enumerate(runs)
-    ]  # fmt: skip
+    colors = (charts.COLORS[n % len(charts.COLORS)] for n in range(len(runs)))
     return render(
         "report.html",
         error_types=ERROR_TYPES,
-        runs=described,
+        runs=list(zip(runs, colors, strict=True)),
         sections=sections,
         history=training_history(runs),
         table=run_table(runs) if len(runs) > 1 and any(run.evaluation for run in runs) else [],
         resamples=resamples,
     )
-
-
-def _links(run: Run, folder: Path) -> list[tuple[str, str]]:
-    """Return names and relative URLs of the files of a run that the page links to."""
-    return [
-        (name, quote(Path(os.path.relpath(run.path / name, folder)).as_posix()))
-        for name in _LINKED_FILES
-        if (run.path / name).is_file()
-    ]
 
 
 def _add_to_group(groups: list[list[RunAnalysis]], one: RunAnalysis) -> None:
@@ -127,14 +107,9 @@ def _section(prefix: str, analyzed: Sequence[RunAnalysis], examples: int) -> Tem
         "notes": _notes(analyzed, comparable),
         "kinds": sections,
         "by_masks": any("segm" in run.analyses for run in analyzed),
-        "false_positives": (_limit_size(false_positives), counts[0]),
-        "missed": (_limit_size(missed), counts[1]),
+        "false_positives": (false_positives, counts[0]),
+        "missed": (missed, counts[1]),
     }
-
-
-def _limit_size(errors: Sequence[ErrorImage]) -> Sequence[ErrorImage]:
-    sizes = np.cumsum([len(error.source) for error in errors])
-    return errors[: int((sizes <= _MAX_IMAGE_BYTES).sum())]
 
 
 def _notes(analyzed: Sequence[RunAnalysis], comparable: Sequence[bool]) -> list[str]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from yacs.config import CfgNode
@@ -60,7 +59,7 @@ def draw_run(
 def write_report(folder: Path) -> None:
     """Write report.html to the folder of a finished run, or log why it cannot be written."""
     try:
-        page = report_page([read_run(folder, folder.resolve().name)], link_from=folder)
+        page = report_page([read_run(folder, folder.resolve().name)])
     except (ConfigError, DataError) as error:
         logger.info("no report: %s", error)
         return
@@ -84,13 +83,16 @@ def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
             target["masks"] = [row["segmentation"] for row in rows]
         ratio = image.shape[2] / image.shape[1]
         height = min(_MAX_HEIGHT, _MAX_WIDTH / ratio)
-        pair = [
+        pair = []
+        for objects in (target, found):
+            # Names on small objects, too, if they are few.
+            few = len(dataset.categories) > 1 and len(objects["labels"]) <= _FEW_OBJECTS
             # Drawn at the size on the sheet, lines and tags are readable.
-            draw_detections(image, objects, dataset.categories, min_score=0,
-                            tags=_tags(objects, dataset.categories),
-                            max_side=round(height * max(ratio, 1)))
-            for objects in (target, found)
-        ]  # fmt: skip
+            side = round(height * max(ratio, 1))
+            pair.append(
+                draw_detections(image, objects, dataset.categories, 0, max_side=side,
+                                tags=few or None)
+            )  # fmt: skip
         pairs.append(side_by_side(pair, _GAP))
     headings = "labels", f"detections (score >= {predictor.score_thresh:.2f})"
     with atomic_path(path) as temporary:
@@ -114,44 +116,21 @@ def draw_column(pairs: Sequence[Image.Image], headings: Sequence[str]) -> Image.
     return sheet
 
 
-def _tags(objects: dict[str, Any], categories: Sequence[Any]) -> bool | None:
-    """Return `tags` of `draw_detections`: names on small objects too if they are few."""
-    return True if len(categories) > 1 and len(objects["labels"]) <= _FEW_OBJECTS else None
-
-
-def _plot(axes: Axes, curves: dict[str, Any], number: str, limit: float | None) -> None:
-    """Plot curves, or bars if they have only one point."""
-    if max((len(points) for points, _ in curves.values()), default=0) == 1:
-        bars = axes.barh([*curves], [value for _, (value,) in curves.values()])
-        axes.bar_label(bars, fmt=number, padding=3)
-        axes.invert_yaxis()
-        axes.set(xlim=(0, limit and 1.05 * limit))
-        axes.margins(x=0.1)
-    else:
-        charts.plot_curves(axes, curves, markers=limit is not None)
-        axes.set(xlabel="iteration", ylim=(0, limit))
-
-
-def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
+def plot_metrics(metrics_file: Path, image_file: Path) -> None:
     """Plot the losses of a metrics.jsonl on the left, and AP or recall on the right.
 
     Raises:
         DataError: the file cannot be read, or a line is not JSON or has no iteration.
     """
-    losses, metrics = (
-        {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items()}
-        for curves in metric_curves(read_metrics(Path(metrics_file)))
-    )
+    losses, metrics = metric_curves(read_metrics(metrics_file))
     figure = Figure(figsize=(12, 4.5), layout="constrained")  # without pyplot, it needs no display
     left, right = figure.subplots(1, 2)
-    charts.set_style(left, "Training loss")
-    charts.set_style(right, "Average precision, or recall (%)")
-    _plot(left, losses, "%.3f", None)
-    _plot(right, metrics, "%.1f", 100)
+    charts.plot(left, "Training loss", losses, "iteration")
+    named = {f"{name}: {values[-1]:.1f}": (x, values) for name, (x, values) in metrics.items()}
+    title = "Average precision, or recall (%)"
+    charts.plot(right, title, named, "iteration", markers=True, ylim=(0, 100))
     for axes in (left, right):
         if axes.lines:
             axes.legend(fontsize=9)
-        elif not axes.patches:
-            axes.text(0.5, 0.5, "nothing yet", ha="center", transform=axes.transAxes)
-    with atomic_path(Path(image_file)) as temporary, fonts_for(figure):
+    with atomic_path(image_file) as temporary, fonts_for(figure):
         figure.savefig(temporary, format="png", dpi=110)

@@ -27,22 +27,16 @@ from detlite.files.reading import read_text
 
 from . import charts
 from .analysis.bootstrap import sample_images
-from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
+from .analysis.detection_analysis import DetectionAnalysis
 
-Curves = dict[str, list[tuple[int, float]]]
+Curves = dict[str, tuple[Sequence[float], ...]]  # x and y by name
 
 TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
 # Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
 PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
 _MAX_BYTES = 1 << 30  # of metrics.jsonl
-# Match the lines that the trainer and `run_inference` log.
+# Matches the line that the trainer logs.
 _TRAINING = re.compile(r" I training on .+ \((\d+) images\) for ")
-_SPEED = re.compile(
-    r" I (?P<name>.+): (?P<images>\d+) images in [\d.]+ s, (?P<rate>[\d.]+) images/s per process, "
-    r"in (?P<dtype>.+)$",
-    re.MULTILINE,
-)
-_DESCRIPTION = r"\g<rate> images/s per process in \g<dtype> (\g<images> images)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +47,6 @@ class Run:
         path: the output folder, or a file of detections.
         evaluation: evaluation.json as {dataset: {kind: {metric: value}}}; empty if missing.
         lines: lines of metrics.jsonl; empty for `detlite test`.
-        speeds: description of the last evaluation of each dataset in log.txt.
         train_images: number of training images in log.txt; 0 if unknown.
     """
 
@@ -62,7 +55,6 @@ class Run:
     cfg: CfgNode
     evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
-    speeds: dict[str, str] = field(default_factory=dict)
     train_images: int = 0
 
     @property
@@ -119,12 +111,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def metric_curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
-    """Return the losses, and the metrics in percent, as lists of (iteration, value) by name.
+    """Return the losses, and the metrics in percent, as iterations and values by name.
 
     The first loss is the sum, followed by its components.
     """
-    losses: Curves = defaultdict(list)
-    metrics: Curves = defaultdict(list)
+    losses, metrics = defaultdict[str, Any](list), defaultdict[str, Any](list)
     several = len({name for line in lines for name in line.get("evaluation", {})}) > 1
     for line in lines:
         iteration = line["iteration"]
@@ -135,13 +126,18 @@ def metric_curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
             prefix = f"{dataset} " if several else ""
             for kind, values in kinds.items():
                 if kind == "loss" and values["total"] is not None:
-                    name = f"{prefix or 'validation '}loss"
-                    losses[name].append((iteration, values["total"]))
+                    losses[f"{prefix or 'validation '}loss"].append((iteration, values["total"]))
                 for metric in PLOTTED:
                     if values.get(metric) is not None:
-                        name = f"{prefix}{kind} {metric}"
-                        metrics[name].append((iteration, 100 * values[metric]))
-    return dict(sorted(losses.items(), key=lambda item: item[0] != "loss")), metrics
+                        metrics[f"{prefix}{kind} {metric}"].append(
+                            (iteration, 100 * values[metric])
+                        )
+    ordered = dict(sorted(losses.items(), key=lambda item: item[0] != "loss"))
+    return _transposed(ordered), _transposed(metrics)
+
+
+def _transposed(curves: dict[str, Any]) -> Curves:
+    return {name: tuple(zip(*points, strict=True)) for name, points in curves.items()}
 
 
 def read_run(folder: Path, name: str, opts: Sequence[Any] = ()) -> Run:
@@ -169,9 +165,8 @@ def read_run(folder: Path, name: str, opts: Sequence[Any] = ()) -> Run:
     metrics, log = folder / METRICS_FILE, folder / "log.txt"
     lines = read_metrics(metrics) if metrics.is_file() else []
     log_text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    speeds = {match["name"]: match.expand(_DESCRIPTION) for match in _SPEED.finditer(log_text)}
     trained = [int(number) for number in _TRAINING.findall(log_text)]
-    return Run(name, folder, cfg, evaluation, lines, speeds, trained[-1] if trained else 0)
+    return Run(name, folder, cfg, evaluation, lines, trained[-1] if trained else 0)
 
 
 def read_detections(
@@ -212,7 +207,7 @@ def analyze_run(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
     results = run.results(name, coco_gt, max_dets)
     samples = sample_images(len(dataset), resamples, seed)
     analyses = {
-        kind: analyze_detections(coco_gt, results, kind, samples, max_dets, *settings)
+        kind: DetectionAnalysis(coco_gt, results, kind, samples, max_dets, *settings)
         for kind in run.kinds
     }
     return RunAnalysis(run, dataset, coco_gt, results, analyses)
@@ -232,48 +227,39 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 
 def training_history(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the charts and the table rows for the template."""
-    losses: Curves = {}
-    learning_rates: Curves = {}
-    precisions: Curves = {}
+    losses, precisions = Curves(), Curves()
     for run in runs:
         prefix = f"{run.name} " if len(runs) > 1 else ""
-        run_losses, metrics = metric_curves(run.lines)
-        for name, curve in run_losses.items():
+        for name, curve in metric_curves(run.lines)[0].items():
             # The components of the loss would clutter a chart of several runs.
             if len(runs) == 1 or name.endswith("loss"):
                 losses[prefix + name] = curve
-        if rates := [(line["iteration"], line["lr"]) for line in run.lines if "lr" in line]:
-            learning_rates[run.name] = rates
-        for name, curve in metrics.items():
-            if name.split()[-1] == "AP":
+        for name, curve in metric_curves(run.lines)[1].items():
+            if name.endswith(" AP"):
                 precisions[prefix + name] = curve
     drawn = []
     for title, curves, label in (
-        ("Training loss", losses, "loss"),
-        ("Learning rate", learning_rates, "learning rate"),
-        ("AP on the test set", precisions, "AP (%)"),
-    ):
+        ("Training loss", losses, "loss"), ("AP on the test set", precisions, "AP (%)"),
+    ):  # fmt: skip
         # A point is no curve.
-        points = {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items()
-                  if len(curve) > 1}  # fmt: skip
-        if points:
+        if drawable := {name: curve for name, curve in curves.items() if len(curve[0]) > 1}:
             markers = curves is precisions
-            drawn.append(charts.lines(title, points, "iteration", label, markers=markers))
+            drawn.append(charts.chart(title, drawable, "iteration", label, markers=markers))
     return {"charts": drawn, "rows": [_speed(run) for run in runs]}
 
 
 def _speed(run: Run) -> dict[str, Any]:
-    """Return a table row about the speed of training and evaluation."""
-    row: dict[str, Any] = {"name": run.name, "tests": run.speeds}
+    """Return a table row about the speed of training."""
     timed = [line for line in run.lines if line.get("time")]
-    if timed:
-        times = [line["time"] for line in timed]
-        memory = [line["max_memory_mib"] for line in timed if "max_memory_mib" in line]
-        row |= {
-            "iterations": timed[-1]["iteration"],
-            "batch": run.cfg.SOLVER.IMS_PER_BATCH,
-            "seconds": median(times),
-            "waiting": sum(line.get("data_time", 0.0) for line in timed) / sum(times),
-            "memory": max(memory, default=None),
-        }
-    return row
+    if not timed:
+        return {"name": run.name}
+    times = [line["time"] for line in timed]
+    memory = [line["max_memory_mib"] for line in timed if "max_memory_mib" in line]
+    return {
+        "name": run.name,
+        "iterations": timed[-1]["iteration"],
+        "batch": run.cfg.SOLVER.IMS_PER_BATCH,
+        "seconds": median(times),
+        "waiting": sum(line.get("data_time", 0.0) for line in timed) / sum(times),
+        "memory": max(memory, default=None),
+    }

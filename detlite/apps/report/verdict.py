@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import mean
 
 from detlite.apps.autoconfig.training_steps import MIN_FRACTION, steps_for_images
@@ -19,29 +18,19 @@ _ONE_POINT = 0.01  # of AP
 _FEW_PASSES, _LOW_AP = 5, 0.3  # a run with less of both is too short
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Sentences about a run on a dataset.
+def verdict(analyzed: RunAnalysis) -> dict[str, str]:
+    """Describe the result of a run on a dataset in sentences.
 
-    `unlabeled` is "" if all images have annotations, and `next_step` if the error types decide it.
+    Returns:
+        The name of the `run`, the `headline`, `meaning` and `basis` of its result, and `unlabeled`
+        and `next_step`. The latter two are "" if all images have annotations, and if the error
+        types decide what to do next.
     """
-
-    run: str
-    headline: str
-    meaning: str
-    basis: str
-    unlabeled: str
-    next_step: str
-
-
-def verdict(analyzed: RunAnalysis) -> Verdict:
-    """Describe the result of a run on a dataset."""
     run = analyzed.run
     analysis = analyzed.analyses[_kind([analyzed])]
     values = {
         TITLES[kind].lower(): result.metrics["AP"] for kind, result in analyzed.analyses.items()
     }
-    headline = ", ".join(f"AP {percent(ap)} % for {title}" for title, ap in values.items())
     basis = f"Measured on {_count(len(analyzed.dataset), 'image')} with "
     basis += _count(int(analysis.objects.sum()), "object")
     if done := _iterations(run):
@@ -52,10 +41,14 @@ def verdict(analyzed: RunAnalysis) -> Verdict:
         if recommended := _recommended(run):
             basis += f". {run.cfg.SOLVER.MAX_MINUTES:g} minutes allowed {done} of {recommended} "
             basis += "recommended steps"
-    return Verdict(
-        run.name, headline, _meaning(analysis), f"{basis}.{_without_results(analyzed)}",
-        _unlabeled(analyzed), _next_step(run, analysis),
-    )  # fmt: skip
+    return {
+        "run": run.name,
+        "headline": ", ".join(f"AP {percent(ap)} % for {title}" for title, ap in values.items()),
+        "meaning": _meaning(analysis),
+        "basis": f"{basis}.{_without_results(analyzed)}",
+        "unlabeled": _unlabeled(analyzed),
+        "next_step": _next_step(run, analysis),
+    }
 
 
 def _kind(analyzed: Sequence[RunAnalysis]) -> str:

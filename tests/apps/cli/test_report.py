@@ -1,7 +1,6 @@
 """Test `detlite report`: the numbers of the page, and its behavior in a browser."""
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -115,11 +114,10 @@ def test_page_is_one_complete_file(page):
     text = page.read_text()
     assert "cat &lt;b&gt;" in text
     assert "cat <b>" not in text
-    assert not re.findall(r'(?:src|href)="(?!data:|#|[.][.]/)', text)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
     assert "@import" not in text
     assert text.count("data:image/jpeg;base64,") > 20
     assert page.stat().st_size < 4_000_000
-    assert "2.00 images/s per process in float32" in text
     assert "8.00 images/s" in text  # four in half a second
     assert "raise DATALOADER.NUM_WORKERS" in text  # loading takes 40 % of the time
     for name in ERROR_TYPES:
@@ -138,16 +136,12 @@ def test_hidden_errors_are_counted(run, page, tmp_path):
     assert "<p>None.</p>" not in text
 
 
-def test_default_output_and_links(runs, run_copy, capsys):
-    (run_copy / "log & notes.txt").touch()
-    (run_copy / "curves.png").touch()
-    assert main(["report", str(run_copy), "--resamples", "100", "--examples", "0"]) == 0
-    text = (run_copy / "report.html").read_text()
-    assert '<a href="curves.png">curves.png</a>, <a href="log.txt">log.txt</a>' in text
-    arguments = [str(run_copy), str(runs[1]), "--resamples", "100", "--examples", "0"]
-    assert main(["report", *arguments]) == 0
-    text = (run_copy / "comparison.html").read_text()
-    assert f'<a href="{os.path.relpath(runs[1], run_copy)}/config.yaml">' in text
+def test_default_output(runs, run_copy, capsys):
+    arguments = ["--resamples", "100", "--examples", "0"]
+    assert main(["report", str(run_copy), *arguments]) == 0
+    assert main(["report", str(run_copy), str(runs[1]), *arguments]) == 0
+    for name in ("report.html", "comparison.html"):
+        assert (run_copy / name).exists()
     assert capsys.readouterr().out.count(str(run_copy)) == 2
 
 
@@ -350,11 +344,6 @@ def test_filters_in_a_browser(comparison_page, open_page):
     assert form.locator("output").first.text_content() == "0.70"
     form.locator('input[name="to"]').fill("0.6")
     assert visible() == []
-    curves = page.locator("#set0-bbox-curves > div")
-    assert [curve.is_visible() for curve in curves.all()] == [True, False, False, False]
-    page.locator('form[data-for="set0-bbox-curves"] select').select_option("bird")
-    assert curves.nth(3).is_visible() != curves.nth(0).is_visible()
-    assert [curve.is_visible() for curve in curves.all()].count(True) == 1
 
 
 @pytest.mark.slow
@@ -385,7 +374,6 @@ def test_report_of_train_and_test(tmp_path):
     text = build_report(tmp_path / "report.html", trained, tested)
     assert "evaluation.json has" not in text
     assert "2 iterations of 2 images" in text
-    assert text.count("images/s per process") == 2
     row = table_after(text, 'id="set0-segm"')[1]
     assert row[3][0] == "+0.0"
     config = (trained / "config.yaml").read_text()

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from yacs.config import CfgNode
 
-from detlite.apps.report.analysis.detection_analysis import analyze_detections
+from detlite.apps.report.analysis.detection_analysis import DetectionAnalysis
 from detlite.apps.report.error_gallery import ErrorGallery
 from detlite.apps.report.runs import Run, RunAnalysis
 from detlite.data import CocoDataset
@@ -43,7 +43,7 @@ def analyzed(tmp_path: Path) -> RunAnalysis:
     row = coco_detection(MISNAMED, 0.75, 5, 7, segmentation=rle(MISNAMED))
     results = Results.from_coco([row], ["bbox", "segm"])
     coco_gt = build_coco_gt(dataset)
-    analysis = analyze_detections(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    analysis = DetectionAnalysis(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
     run = Run("run", tmp_path, CfgNode())
     return RunAnalysis(run, dataset, coco_gt, results, {"segm": analysis})
 
@@ -104,7 +104,7 @@ def test_background_detections(analyzed):
         coco_detection(far, 0.6, 5, 7, segmentation=rle(far)),
     ]
     results = Results.from_coco(rows, ["bbox", "segm"])
-    analysis = analyze_detections(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    analysis = DetectionAnalysis(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
     analyzed = replace(analyzed, results=results, analyses={"segm": analysis})
     errors = ErrorGallery(analyzed, 5).false_positives()
     assert [error.text for error in errors] == [
@@ -119,26 +119,23 @@ def test_examples_mark_right_wrong_and_missed_objects(analyzed: RunAnalysis) -> 
         {"image_id": 7, "category_id": 3, "bbox": MISNAMED, "score": 0.9,
          "segmentation": rle(MISNAMED)},
         {"image_id": 7, "category_id": 5, "bbox": [100.0, 10.0, 30.0, 30.0], "score": 0.95,
-         "segmentation": rle([100.0, 10.0, 30.0, 30.0]), "keypoints": [20, 140, 1]},
+         "segmentation": rle([100.0, 10.0, 30.0, 30.0])},
         {"image_id": 7, "category_id": 5, "bbox": MISSED, "score": 0.1,
          "segmentation": rle([150.0, 100.0, 10.0, 40.0])},
     ]  # fmt: skip
-    rows = [{"keypoints": [0, 0, 0]} | row for row in rows]
-    results = Results.from_coco(rows, ["bbox", "segm", "keypoints"])
-    analysis = analyze_detections(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    results = Results.from_coco(rows, ["bbox", "segm"])
+    analysis = DetectionAnalysis(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
     gallery = ErrorGallery(replace(analyzed, results=results, analyses={"segm": analysis}), 5)
     (example,) = gallery.examples(6)
-    assert (example.file, example.right, example.wrong, example.missed) == ("7.png", 1, 1, 1)
-    assert example.aspect == pytest.approx(200 / 160, rel=0.01)
-    data = base64.b64decode(example.source.removeprefix("data:image/jpeg;base64,"))
+    assert [example[name] for name in ("file", "right", "wrong", "missed")] == ["7.png", 1, 1, 1]
+    assert example["aspect"] == pytest.approx(200 / 160, rel=0.01)
+    data = base64.b64decode(example["source"].removeprefix("data:image/jpeg;base64,"))
     drawn = np.asarray(Image.open(io.BytesIO(data))).astype(int) - 128
     scale = drawn.shape[1] / 200
-    right, wrong, missed, keypoint = (
-        drawn[round(y * scale), round(x * scale)]
-        for x, y in ((40, 45), (115, 30), (165, 125), (20.5, 140.5))
+    right, wrong, missed = (
+        drawn[round(y * scale), round(x * scale)] for x, y in ((40, 45), (115, 30), (165, 125))
     )
     assert right[2] > 20 > right[0]  # blue
     assert wrong[0] > 20 > max(wrong[1:])  # red
-    assert keypoint[0] > 20 > max(keypoint[1:])
     assert min(missed[:2]) > 20 > missed[2]  # yellow
     assert not gallery.examples(0)

@@ -23,6 +23,7 @@ TRAINING = [
     {"iteration": 2, "loss_mask": 0.5, "loss": 1.0, "lr": 0.1},
 ]
 LOSSES = {"loss": [[1, 2], [2.0, 1.0]], "mask": [[1, 2], [1.5, 0.5]]}
+AT_ONE = {"bbox AP: 25.0": [[2], [25.0]], "bbox AP50: 50.0": [[2], [50.0]]}
 
 
 def evaluations(*sets: str, kinds: Any = COCO) -> list[dict[str, Any]]:
@@ -32,7 +33,10 @@ def evaluations(*sets: str, kinds: Any = COCO) -> list[dict[str, Any]]:
 
 def curves(*values: tuple[str, float]) -> dict[str, list[list[float]]]:
     """Return constant curves of two evaluations."""
-    return {name: [[2, 4], [value, value]] for name, value in values}
+    return {
+        name if "loss" in name else f"{name}: {value:.1f}": [[2, 4], [value, value]]
+        for name, value in values
+    }
 
 
 def plot(folder: Path, lines: list[dict[str, Any]]) -> np.ndarray:
@@ -54,7 +58,7 @@ class TestPlotMetrics:
     @pytest.mark.parametrize(
         ("lines", "expected"),
         [
-            ([*TRAINING, evaluations("val")[0]], LOSSES),  # one point is no curve
+            ([*TRAINING, evaluations("val")[0]], LOSSES | AT_ONE),
             ([*TRAINING, *evaluations("val")],
              LOSSES | curves(("bbox AP", 25), ("bbox AP50", 50))),
             (evaluations("val", "other"),

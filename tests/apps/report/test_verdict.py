@@ -8,9 +8,9 @@ import pytest
 from pycocotools.coco import COCO
 
 from detlite.apps.report.analysis.bootstrap import sample_images
-from detlite.apps.report.analysis.detection_analysis import analyze_detections
+from detlite.apps.report.analysis.detection_analysis import DetectionAnalysis
 from detlite.apps.report.runs import Run, RunAnalysis
-from detlite.apps.report.verdict import Verdict, best_run, comparison, verdict
+from detlite.apps.report.verdict import best_run, comparison, verdict
 from detlite.config import load_config
 from detlite.evaluation import Results
 from tests.builders import coco_content, coco_detection, coco_object
@@ -19,7 +19,7 @@ from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 def describe(
     keep: float = 1, images: int = 16, opts: Sequence[Any] = ("SOLVER.MAX_ITER", 100), **run: Any
-) -> Verdict:
+) -> dict[str, str]:
     """Describe a run with a fraction of synthetic detections."""
     coco, detections = synthetic_dataset(0, images=images)
     return describe_results(coco, detections[: round(keep * len(detections))], opts, **run)[0]
@@ -27,7 +27,7 @@ def describe(
 
 def describe_results(
     coco: COCO, rows: list[dict[str, Any]], opts: Sequence[Any] = (), **run: Any
-) -> tuple[Verdict, float]:
+) -> tuple[dict[str, str], float]:
     """Describe a run with these results; return also their AP."""
     analyzed = analyze("cells", coco, rows, opts, **run)
     return verdict(analyzed), analyzed.analyses["bbox"].metrics["AP"]
@@ -39,7 +39,7 @@ def analyze(
     """Analyze a run with these results."""
     results, images = Results.from_coco(rows, ["bbox"]), coco.dataset["images"]
     samples = sample_images(len(images), 100, seed=0)
-    analysis = analyze_detections(coco, results, "bbox", samples)
+    analysis = DetectionAnalysis(coco, results, "bbox", samples)
     cfg = load_config(None, ["SOLVER.IMS_PER_BATCH", 4, "MODEL.DEVICE", "cpu", *opts])
     described = Run(**{"name": name, "path": Path("output/cells"), "cfg": cfg, **run})
     dataset: Any = images  # only its length counts
@@ -53,27 +53,27 @@ def curve(count: int, last: float = 1.0) -> list[dict[str, Any]]:
 
 def test_result_and_its_basis() -> None:
     result = describe(lines=curve(100), train_images=20)
-    assert result.headline.startswith("AP ")
-    assert result.headline.endswith(" % for boxes")
-    assert "of its detections are right" in result.meaning
-    assert result.basis.startswith("Measured on 16 images with ")
-    assert result.basis.endswith(
+    assert result["headline"].startswith("AP ")
+    assert result["headline"].endswith(" % for boxes")
+    assert "of its detections are right" in result["meaning"]
+    assert result["basis"].startswith("Measured on 16 images with ")
+    assert result["basis"].endswith(
         "objects, after 100 training steps of 4 images (20 training images)."
     )
-    assert result.next_step == ""
-    assert " detects 0." in describe(keep=0.01, images=60).meaning  # not 0 %
-    assert describe().basis.endswith(" objects.")  # of a test
+    assert result["next_step"] == ""
+    assert " detects 0." in describe(keep=0.01, images=60)["meaning"]  # not 0 %
+    assert describe()["basis"].endswith(" objects.")  # of a test
 
 
 def test_steps_of_a_run_of_some_minutes() -> None:
     """From random weights on a CPU, 20 images need at least 400 steps."""
     run = {"train_images": 20, "opts": ("SOLVER.MAX_MINUTES", 15)}
     result = describe(lines=curve(40), **run)
-    assert result.basis.endswith(". 15 minutes allowed 40 of 400 recommended steps.")
-    assert result.next_step == (
+    assert result["basis"].endswith(". 15 minutes allowed 40 of 400 recommended steps.")
+    assert result["next_step"] == (
         "Train longer, with --minutes 150. The run had 40 of 400 recommended steps."
     )
-    assert "recommended" not in describe(lines=curve(300), **run).next_step
+    assert "recommended" not in describe(lines=curve(300), **run)["next_step"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_steps_of_a_run_of_some_minutes() -> None:
     ],
 )  # fmt: skip
 def test_next_step(run: dict[str, Any], step: str) -> None:
-    assert describe(**run).next_step == step
+    assert describe(**run)["next_step"] == step
 
 
 def test_the_better_run_is_named_with_the_difference() -> None:
@@ -114,11 +114,11 @@ def test_images_without_results(tmp_path: Path) -> None:
     coco = make_coco(coco_content(objects, images=(1, 2, 3, 4)))
     rows = [coco_detection(boxes[0], 0.9)]
     file = analyze("file", coco, rows, path=tmp_path / "results.json")
-    assert verdict(file).basis == (
+    assert verdict(file)["basis"] == (
         "Measured on 4 images with 6 objects. There are no results for 2 of 4 images, so their 4 "
         "objects count as missed."
     )
-    assert "no results" not in verdict(analyze("run", coco, rows)).basis
+    assert "no results" not in verdict(analyze("run", coco, rows))["basis"]
 
 
 def test_the_precision_has_an_interval() -> None:
@@ -126,13 +126,13 @@ def test_the_precision_has_an_interval() -> None:
     boxes = [[30 * k, 10, 20, 20] for k in range(22)]
     coco = make_coco(coco_content([coco_object(box) for box in boxes], size=(60, 800)))
     result, _ = describe_results(coco, [coco_detection(box, 0.9) for box in boxes])
-    assert "100 % of its detections are right (85 to 100 % with other images)." in result.meaning
+    assert "100 % of its detections are right (85 to 100 % with other images)." in result["meaning"]
 
 
 def test_no_detections() -> None:
     result = describe(keep=0, lines=curve(100))
-    assert result.meaning.startswith("The model detects none of the ")
-    assert result.next_step.startswith("Train longer: raise SOLVER.MAX_ITER (100). If that does")
+    assert result["meaning"].startswith("The model detects none of the ")
+    assert result["next_step"].startswith("Train longer: raise SOLVER.MAX_ITER (100). If that does")
 
 
 def test_images_without_annotations() -> None:
@@ -145,8 +145,8 @@ def test_images_without_annotations() -> None:
     own = [row for row in rows if row["image_id"] in labeled]
     nothing, labeled_ap = describe_results(make_coco(content | {"images": images[5:]}), own)
     result, ap = describe_results(make_coco(content), rows)
-    assert nothing.unlabeled == ""
+    assert nothing["unlabeled"] == ""
     assert ap < labeled_ap - 0.01
-    text = result.unlabeled
+    text = result["unlabeled"]
     assert text.startswith("5 images without annotations: every detection there counts as wrong.")
     assert f"On the other images alone, the AP is {100 * labeled_ap:.1f} % for boxes." in text

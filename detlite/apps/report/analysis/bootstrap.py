@@ -30,7 +30,6 @@ Interval = tuple[float, float]
 _CHUNK = 1 << 19  # entries of a table that fits into the cache
 
 
-@dataclass(frozen=True, eq=False)
 class MatchedDetections:
     """The outcomes of D detections, by decreasing score, and the G objects.
 
@@ -43,41 +42,25 @@ class MatchedDetections:
         counted: bool [A, G], objects to detect.
     """
 
-    shape: tuple[int, int]
-    images: np.ndarray
-    categories: np.ndarray
-    scores: np.ndarray
-    outcomes: np.ndarray
-    object_images: np.ndarray
-    object_categories: np.ndarray
-    counted: np.ndarray
-    measures: Measures
-
-
-def matched_detections(
-    found: MatchedResults, truth: COCO, results: Results, kind: str
-) -> MatchedDetections:
-    """Read the outcomes of `match_coco` with these arguments."""
-    measures = found.tables.measures
-    images, categories = numbers_of(truth.imgs), numbers_of(truth.cats)
-    rows = truth.dataset["annotations"]
-    areas = np.array([row["area"] for row in rows], np.float64)
-    low, high = np.array([*measures.areas.values()]).T[:, :, None]
-    detection_images = np.searchsorted([*images], results.image_ids)
-    # Equal scores are ordered by image, as in COCO's evaluation.
-    scores = results.scores.astype(np.float64)
-    order = np.lexsort((detection_images, -scores))
-    return MatchedDetections(
-        shape=(len(images), len(categories)),
-        images=detection_images[order],
-        categories=np.searchsorted([*categories], results.category_ids[order]),
-        scores=scores[order],
-        outcomes=read_outcomes(found.evaluator, measures, len(results))[..., order],
-        object_images=np.array([images[row["image_id"]] for row in rows], np.int64),
-        object_categories=np.array([categories[row["category_id"]] for row in rows], np.int64),
-        counted=positives(truth, kind) & (areas >= low) & (areas <= high),
-        measures=measures,
-    )
+    def __init__(self, found: MatchedResults, truth: COCO, results: Results, kind: str) -> None:
+        """Read the outcomes of `match_coco` with these arguments."""
+        self.measures = measures = found.tables.measures
+        images, categories = numbers_of(truth.imgs), numbers_of(truth.cats)
+        self.shape = len(images), len(categories)
+        detection_images = np.searchsorted([*images], results.image_ids)
+        # Equal scores are ordered by image, as in COCO's evaluation.
+        scores = results.scores.astype(np.float64)
+        order = np.lexsort((detection_images, -scores))
+        self.scores, self.images = scores[order], detection_images[order]
+        self.categories = np.searchsorted([*categories], results.category_ids[order])
+        self.outcomes = read_outcomes(found.evaluator, measures, len(results))[..., order]
+        rows = truth.dataset["annotations"]
+        self.object_images = np.array([images[row["image_id"]] for row in rows], np.int64)
+        numbers = [categories[row["category_id"]] for row in rows]
+        self.object_categories = np.array(numbers, np.int64)
+        areas = np.array([row["area"] for row in rows], np.float64)
+        low, high = np.array([*measures.areas.values()]).T[:, :, None]
+        self.counted = positives(truth, kind) & (areas >= low) & (areas <= high)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ Shapes: D detections, G objects, P overlapping pairs of a detection and an objec
 K categories.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from detlite.evaluation.results import Results
 FOREGROUND_IOU = 0.5  # lowest IoU of a detection and its object
 
 
-@dataclass(frozen=True, eq=False)
 class CrossCategoryMatches:
     """Detections and objects of a dataset, with the overlaps of all pairs.
 
@@ -36,19 +34,48 @@ class CrossCategoryMatches:
         image_ids, category_ids: int64, the ids of the numbers.
     """
 
-    index: np.ndarray
-    scores: np.ndarray
-    images: np.ndarray
-    categories: np.ndarray
-    rows: list[dict[str, Any]]
-    object_images: np.ndarray
-    object_categories: np.ndarray
-    crowd: np.ndarray
-    detections: np.ndarray
-    objects: np.ndarray
-    overlaps: np.ndarray
-    image_ids: np.ndarray
-    category_ids: np.ndarray
+    def __init__(self, truth: COCO, results: Results, kind: str, max_dets: int) -> None:
+        """Compare boxes ("bbox") or masks ("segm") of the best `max_dets` detections of each image.
+
+        The results must have passed `check_results`.
+        """
+        numbers, categories = numbers_of(truth.imgs), numbers_of(truth.cats)
+        self.image_ids, self.category_ids = np.array([*numbers]), np.array([*categories])
+        self.rows = sorted(truth.dataset["annotations"], key=lambda row: numbers[row["image_id"]])
+        labels = [(numbers[row["image_id"]], categories[row["category_id"]]) for row in self.rows]
+        self.object_images, self.object_categories = np.array(labels, np.int64).reshape(-1, 2).T
+        self.crowd = np.array([row.get("iscrowd") or 0 for row in self.rows], bool)
+        images = np.searchsorted(self.image_ids, results.image_ids)
+        scores = results.scores.astype(np.float64)
+        order = np.lexsort((-scores, images))
+        ranks = np.arange(len(order)) - np.searchsorted(images[order], images[order])
+        self.index = index = order[ranks < max_dets]
+        self.scores, self.images = scores[index], images[index]
+        self.categories = np.searchsorted(self.category_ids, results.category_ids[index])
+        bounds = range(len(numbers) + 1)
+        starts, object_starts = (
+            np.searchsorted(side, bounds).tolist() for side in (self.images, self.object_images)
+        )
+        pairs = [np.empty((3, 0))]
+        masks = [*results.masks.rles()] if kind == "segm" and results.masks is not None else []
+        for n in numbers.values():
+            first, last = object_starts[n : n + 2]
+            found, present = index[starts[n] : starts[n + 1]], self.rows[first:last]
+            if not len(found) or not present:
+                continue
+            shapes: Any
+            known: Any
+            if kind == "segm":
+                shapes, known = [masks[d] for d in found], [truth.annToRLE(row) for row in present]
+            else:
+                assert results.boxes is not None
+                shapes = results.boxes[found].astype(np.float64)
+                known = np.array([row["bbox"] for row in present], np.float64)
+            overlaps = rle_codec.iou(shapes, known, self.crowd[first:last].astype(int).tolist())
+            d, g = np.nonzero(overlaps)
+            pairs.append(np.stack([d + starts[n], g + first, overlaps[d, g]]))
+        detections, objects, self.overlaps = np.concatenate(pairs, axis=1)
+        self.detections, self.objects = detections.astype(np.int64), objects.astype(np.int64)
 
     def best(self, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the highest overlap of each detection and its object, float64 and int64 [D].
@@ -77,60 +104,6 @@ class CrossCategoryMatches:
             if matched[d] < 0 and found_by[g] < 0:
                 matched[d], found_by[g] = g, d
         return matched, found_by
-
-
-def match_across_categories(
-    truth: COCO, results: Results, kind: str, max_dets: int
-) -> CrossCategoryMatches:
-    """Compare boxes ("bbox") or masks ("segm") of the best `max_dets` detections of each image.
-
-    The results must have passed `check_results`.
-    """
-    numbers, categories = numbers_of(truth.imgs), numbers_of(truth.cats)
-    rows = sorted(truth.dataset["annotations"], key=lambda row: numbers[row["image_id"]])
-    object_images = np.array([numbers[row["image_id"]] for row in rows], np.int64)
-    images = np.searchsorted([*numbers], results.image_ids)
-    scores = results.scores.astype(np.float64)
-    order = np.lexsort((-scores, images))
-    ranks = np.arange(len(order)) - np.searchsorted(images[order], images[order])
-    index = order[ranks < max_dets]
-    bounds = range(len(numbers) + 1)
-    starts, object_starts = (
-        np.searchsorted(side, bounds).tolist() for side in (images[index], object_images)
-    )
-    pairs = [np.empty((3, 0))]
-    masks = [*results.masks.rles()] if kind == "segm" and results.masks is not None else []
-    for n in numbers.values():
-        first, last = object_starts[n : n + 2]
-        found, present = index[starts[n] : starts[n + 1]], rows[first:last]
-        if not len(found) or not present:
-            continue
-        crowd = [int(row.get("iscrowd") or 0) for row in present]
-        if kind == "segm":
-            known = [truth.annToRLE(row) for row in present]
-            overlaps = rle_codec.iou([masks[d] for d in found], known, crowd)
-        else:
-            assert results.boxes is not None
-            boxes = np.array([row["bbox"] for row in present], np.float64)
-            overlaps = rle_codec.iou(results.boxes[found].astype(np.float64), boxes, crowd)
-        d, g = np.nonzero(overlaps)
-        pairs.append(np.stack([d + starts[n], g + first, overlaps[d, g]]))
-    detections, objects, overlaps = np.concatenate(pairs, axis=1)
-    return CrossCategoryMatches(
-        index=index,
-        scores=scores[index],
-        images=images[index],
-        categories=np.searchsorted([*categories], results.category_ids[index]),
-        rows=rows,
-        object_images=object_images,
-        object_categories=np.array([categories[row["category_id"]] for row in rows], np.int64),
-        crowd=np.array([row.get("iscrowd") or 0 for row in rows], bool),
-        detections=detections.astype(np.int64),
-        objects=objects.astype(np.int64),
-        overlaps=overlaps,
-        image_ids=np.array([*numbers]),
-        category_ids=np.array([*categories]),
-    )
 
 
 def confusion_matrix(matches: CrossCategoryMatches, min_score: float) -> np.ndarray:

@@ -1,29 +1,20 @@
 """Run all analyses of a set of detections."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.evaluation.coco import (
-    PrecisionRecall,
-    ScoreThreshold,
-    category_names,
-    match_coco,
-    summarize,
-)
+from detlite.evaluation.coco import category_names, match_coco, summarize
 from detlite.evaluation.engine import IGNORED, TRUE_POSITIVE
 from detlite.evaluation.results import Results
 from detlite.evaluation.results_file import check_results
 
-from .bootstrap import BootstrapMetrics, matched_detections, resample
-from .cross_category import confusion_matrix, match_across_categories
-from .error_types import DetectionErrors, classify_errors
+from .bootstrap import MatchedDetections, resample
+from .cross_category import CrossCategoryMatches, confusion_matrix
+from .error_types import DetectionErrors
 
 
-@dataclass(frozen=True, eq=False)
 class Calibration:
     """Detections by score, in N bins of equal width from 0 to 1.
 
@@ -35,36 +26,24 @@ class Calibration:
         counts: int64 [N], number of detections.
         scores: float64 [N], mean score; NaN in an empty bin.
         precision: float64 [N], fraction of true positives; NaN in an empty bin.
+        error: the expected calibration error (ECE), 0 to 1; None without detections.
+        excess: mean score minus precision, -1 to 1; None without detections.
+        wrong: number of false positives.
     """
 
-    counts: np.ndarray
-    scores: np.ndarray
-    precision: np.ndarray
-
-    @property
-    def error(self) -> float | None:
-        """The expected calibration error (ECE), 0 to 1; None without detections."""
-        return self._mean(np.abs(self.scores - self.precision))
-
-    @property
-    def excess(self) -> float | None:
-        """Mean score minus precision, -1 to 1; None without detections."""
-        return self._mean(self.scores - self.precision)
-
-    @property
-    def wrong(self) -> int:
-        """The number of false positives."""
-        filled = self.counts > 0
-        return int((self.counts * (1 - self.precision))[filled].sum().round())
-
-    def _mean(self, gaps: np.ndarray) -> float | None:
-        filled = self.counts > 0
-        if not filled.any():
-            return None
-        return float(np.average(gaps[filled], weights=self.counts[filled]))
+    def __init__(self, scores: np.ndarray, correct: np.ndarray, bins: int = 10) -> None:
+        """Sort detections into bins by score, given float64 [D] and bool [D], true positives."""
+        bin_of = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
+        self.counts = counts = np.bincount(bin_of, minlength=bins)
+        sums = np.stack([np.bincount(bin_of, x, minlength=bins) for x in (scores, correct)])
+        means = np.divide(sums, counts, out=np.full((2, bins), np.nan), where=counts > 0)
+        self.scores, self.precision = means
+        gaps, total = sums[0] - sums[1], max(len(scores), 1)
+        self.error = float(np.abs(gaps).sum() / total) if len(scores) else None
+        self.excess = float(gaps.sum() / total) if len(scores) else None
+        self.wrong = int((~correct).sum())
 
 
-@dataclass(frozen=True, eq=False)
 class DetectionAnalysis:
     """Analysis of boxes ("bbox"), masks ("segm") or keypoints ("keypoints").
 
@@ -82,70 +61,39 @@ class DetectionAnalysis:
             keypoints.
     """
 
-    kind: str
-    names: list[str]
-    objects: np.ndarray
-    metrics: dict[str, Any]
-    precision_recall: PrecisionRecall
-    bootstrap: BootstrapMetrics
-    calibration: Calibration
-    threshold: ScoreThreshold | None
-    unlabeled: int
-    labeled_ap: float | None
-    errors: DetectionErrors | None
-    confusion: np.ndarray | None
+    def __init__(
+        self,
+        coco_gt: COCO,
+        results: Results,
+        kind: str,
+        samples: np.ndarray,
+        max_dets: int = 100,
+        *settings: Sequence[float],
+    ) -> None:
+        """Compute all analyses of one IoU type, with bootstrap samples from `sample_images`.
 
-
-def analyze_detections(
-    coco_gt: COCO,
-    results: Results,
-    kind: str,
-    samples: np.ndarray,
-    max_dets: int = 100,
-    *settings: Sequence[float],
-) -> DetectionAnalysis:
-    """Compute all analyses of one IoU type, with bootstrap samples from `sample_images`.
-
-    See `match_coco` for the other arguments and the exceptions.
-    """
-    check_results(results, coco_gt, [kind])
-    found = match_coco(coco_gt, results, kind, max_dets, *settings)
-    names, threshold = category_names(coco_gt), found.threshold
-    metrics = summarize(found.tables, names, kind)
-    matched = matched_detections(found, coco_gt, results, kind)
-    measures = found.tables.measures
-    counted = matched.counted[measures.area("all")]
-    outcomes = matched.outcomes[measures.area("all"), measures.at(0.5)]
-    known = outcomes != IGNORED
-    labeled = np.bincount(matched.object_images, minlength=matched.shape[0]) > 0
-    labeled_ap = metrics["AP"]
-    if not labeled.all():
-        (labeled_ap,) = resample(matched, labeled[None].astype(np.uint8)).metrics()["AP"].tolist()
-    errors = confusion = None
-    if kind != "keypoints":
-        matches = match_across_categories(coco_gt, results, kind, max_dets)
-        errors = classify_errors(matches)
-        confusion = confusion_matrix(matches, threshold.score if threshold else 0.0)
-    return DetectionAnalysis(
-        kind=kind,
-        names=names,
-        objects=np.bincount(matched.object_categories[counted], minlength=len(names)),
-        metrics=metrics,
-        precision_recall=found.tables,
-        bootstrap=resample(matched, samples),
-        calibration=calibrate(matched.scores[known], outcomes[known] == TRUE_POSITIVE),
-        threshold=threshold,
-        unlabeled=int((~labeled).sum()),
-        labeled_ap=labeled_ap,
-        errors=errors,
-        confusion=confusion,
-    )
-
-
-def calibrate(scores: np.ndarray, correct: np.ndarray, bins: int = 10) -> Calibration:
-    """Sort detections into bins by score, given float64 [D] and bool [D], true positives."""
-    bin_of = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
-    counts = np.bincount(bin_of, minlength=bins)
-    totals = np.stack([np.bincount(bin_of, values, minlength=bins) for values in (scores, correct)])
-    means = np.divide(totals, counts, out=np.full((2, bins), np.nan), where=counts > 0)
-    return Calibration(counts, *means)
+        See `match_coco` for the other arguments and the exceptions.
+        """
+        check_results(results, coco_gt, [kind])
+        found = match_coco(coco_gt, results, kind, max_dets, *settings)
+        self.kind, self.names, self.threshold = kind, category_names(coco_gt), found.threshold
+        self.precision_recall, measures = found.tables, found.tables.measures
+        self.metrics = summarize(found.tables, self.names, kind)
+        matched = MatchedDetections(found, coco_gt, results, kind)
+        counted = matched.object_categories[matched.counted[measures.area("all")]]
+        self.objects = np.bincount(counted, minlength=len(self.names))
+        outcomes = matched.outcomes[measures.area("all"), measures.at(0.5)]
+        known = outcomes != IGNORED
+        self.calibration = Calibration(matched.scores[known], outcomes[known] == TRUE_POSITIVE)
+        self.bootstrap = resample(matched, samples)
+        labeled = np.bincount(matched.object_images, minlength=matched.shape[0]) > 0
+        self.unlabeled, self.labeled_ap = int((~labeled).sum()), self.metrics["AP"]
+        if self.unlabeled:
+            only_labeled = resample(matched, labeled[None].astype(np.uint8))
+            (self.labeled_ap,) = only_labeled.metrics()["AP"].tolist()
+        self.errors = self.confusion = None
+        if kind != "keypoints":
+            matches = CrossCategoryMatches(coco_gt, results, kind, max_dets)
+            self.errors = DetectionErrors(matches)
+            min_score = self.threshold.score if self.threshold else 0.0
+            self.confusion = confusion_matrix(matches, min_score)

@@ -3,8 +3,6 @@
 The types and rules are from TIDE (Bolya et al., ECCV 2020, https://arxiv.org/abs/2008.08115).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from detlite.evaluation.engine import RECALL_THRESHOLDS
@@ -50,7 +48,6 @@ CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND = range(5)
 TRUE_POSITIVE, IGNORED = -1, -2
 
 
-@dataclass(frozen=True, eq=False)
 class DetectionErrors:
     """The errors among D detections and G objects.
 
@@ -67,94 +64,74 @@ class DetectionErrors:
         ap: AP at FOREGROUND_IOU; None if there are no objects.
     """
 
-    matches: CrossCategoryMatches
-    types: np.ndarray
-    objects: np.ndarray
-    found_by: np.ndarray
-    missed: np.ndarray
-    gains: dict[str, float]
-    ap: float | None
+    def __init__(self, matches: CrossCategoryMatches) -> None:
+        """Classify every detection, and find the missed objects."""
+        self.matches = matches
+        detections, objects = matches.detections, matches.objects
+        same = matches.categories[detections] == matches.object_categories[objects]
+        crowd = matches.crowd[objects]
+        # Detections, in order of score, take the unmatched object of highest IoU.
+        candidates = np.flatnonzero(same & ~crowd & (matches.overlaps >= FOREGROUND_IOU))
+        order = np.lexsort((-matches.overlaps[candidates], detections[candidates]))
+        matched, self.found_by = matches.assign(candidates[order])
+        same_iou, same_object = matches.best(same & ~crowd)
+        other_iou, other_object = matches.best(~same & ~crowd)
+        found_iou, found_object = matches.best(same & (self.found_by[objects] >= 0))
+        any_iou, _ = matches.best(~crowd)
+        crowd_iou, _ = matches.best(same & crowd)
+        nothing = np.full_like(matched, -1)
+        decisions = [  # the first true condition decides about the type and the object
+            (matched >= 0, TRUE_POSITIVE, matched),
+            (crowd_iou > FOREGROUND_IOU, IGNORED, nothing),
+            ((same_iou >= BACKGROUND_IOU) & (same_iou <= FOREGROUND_IOU), LOCALISATION,
+             same_object),
+            (other_iou >= FOREGROUND_IOU, CLASSIFICATION, other_object),
+            (found_iou >= FOREGROUND_IOU, DUPLICATE, found_object),
+            (any_iou <= BACKGROUND_IOU, BACKGROUND, nothing),
+        ]  # fmt: skip
+        conditions, types, objects_of = zip(*decisions, strict=True)
+        self.types = np.select(conditions, types, BOTH)
+        self.objects = np.select(conditions, objects_of, -1)
+        # The best wrong detection of each object without a true positive can be corrected.
+        wrong = np.flatnonzero((self.types == CLASSIFICATION) | (self.types == LOCALISATION))
+        wrong = wrong[self.found_by[self.objects[wrong]] < 0]
+        corrected = wrong[np.unique(self.objects[wrong], return_index=True)[1]]
+        self.missed = (self.found_by < 0) & ~matches.crowd
+        self.missed[self.objects[corrected]] = False
+        self.ap, self.gains = self._gains(corrected)
 
     def counts(self) -> dict[str, int]:
         """Return the number of errors by type."""
-        counts = {kind: int((self.types == n).sum()) for n, kind in enumerate(FALSE_POSITIVE_TYPES)}
-        return counts | {"missed": int(self.missed.sum())}
+        false_positives = [int((self.types == n).sum()) for n in range(len(FALSE_POSITIVE_TYPES))]
+        return dict(zip(ERROR_TYPES, [*false_positives, int(self.missed.sum())], strict=True))
 
+    def _gains(self, corrected: np.ndarray) -> tuple[float | None, dict[str, float]]:
+        """Return `ap` and `gains`, given the indices of the detections that can be corrected."""
+        matches, objects = self.matches, self.matches.object_categories
+        count = len(matches.category_ids)
+        positives = np.bincount(objects[~matches.crowd], minlength=count)  # [K]
+        if not positives.any():
+            return None, dict.fromkeys(ERROR_TYPES, 0.0)
 
-def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
-    """Classify every detection, and find the missed objects."""
-    detections, objects = matches.detections, matches.objects
-    same = matches.categories[detections] == matches.object_categories[objects]
-    crowd = matches.crowd[objects]
-    # Detections, in order of score, take the unmatched object of highest IoU.
-    candidates = np.flatnonzero(same & ~crowd & (matches.overlaps >= FOREGROUND_IOU))
-    order = np.lexsort((-matches.overlaps[candidates], detections[candidates]))
-    matched, found_by = matches.assign(candidates[order])
-    same_iou, same_object = matches.best(same & ~crowd)
-    other_iou, other_object = matches.best(~same & ~crowd)
-    found_iou, found_object = matches.best(same & (found_by[objects] >= 0))
-    any_iou, _ = matches.best(~crowd)
-    crowd_iou, _ = matches.best(same & crowd)
-    conditions = [  # the first true condition decides
-        matched >= 0,
-        crowd_iou > FOREGROUND_IOU,
-        (same_iou >= BACKGROUND_IOU) & (same_iou <= FOREGROUND_IOU),
-        other_iou >= FOREGROUND_IOU,
-        found_iou >= FOREGROUND_IOU,
-        any_iou <= BACKGROUND_IOU,
-    ]
-    types = np.select(
-        conditions,
-        [TRUE_POSITIVE, IGNORED, LOCALISATION, CLASSIFICATION, DUPLICATE, BACKGROUND],
-        BOTH,
-    )
-    object_of = np.select(
-        [types == kind for kind in (TRUE_POSITIVE, LOCALISATION, CLASSIFICATION, DUPLICATE)],
-        [matched, same_object, other_object, found_object],
-        -1,
-    )
-    # The best wrong detection of each object without a true positive can be corrected.
-    wrong = np.flatnonzero((types == CLASSIFICATION) | (types == LOCALISATION))
-    wrong = wrong[found_by[object_of[wrong]] < 0]
-    corrected = wrong[np.unique(object_of[wrong], return_index=True)[1]]
-    missed = (found_by < 0) & ~matches.crowd
-    missed[object_of[corrected]] = False
-    ap, gains = _gains(matches, types, object_of, corrected, missed)
-    return DetectionErrors(matches, types, object_of, found_by, missed, gains, ap)
+        def ap(
+            kept: np.ndarray, hits: np.ndarray, categories: np.ndarray, remaining: np.ndarray
+        ) -> float:
+            tables = matches.scores[kept], hits[kept], categories[kept]
+            return _mean_ap(*tables, remaining, known=positives > 0)
 
-
-def _gains(
-    matches: CrossCategoryMatches,
-    types: np.ndarray,
-    object_of: np.ndarray,
-    corrected: np.ndarray,
-    missed: np.ndarray,
-) -> tuple[float | None, dict[str, float]]:
-    objects = matches.object_categories
-    count = len(matches.category_ids)
-    positives = np.bincount(objects[~matches.crowd], minlength=count)  # [K]
-    if not positives.any():
-        return None, dict.fromkeys(ERROR_TYPES, 0.0)
-
-    def ap(
-        kept: np.ndarray, hits: np.ndarray, categories: np.ndarray, remaining: np.ndarray
-    ) -> float:
-        tables = matches.scores[kept], hits[kept], categories[kept]
-        return _mean_ap(*tables, remaining, known=positives > 0)
-
-    counted, hits = types != IGNORED, types == TRUE_POSITIVE
-    before = ap(counted, hits, matches.categories, positives)
-    after = {}
-    for number, kind in enumerate(FALSE_POSITIVE_TYPES):
-        fixed = np.zeros_like(hits)
-        fixed[corrected[types[corrected] == number]] = True
-        categories = np.where(fixed, objects[object_of], matches.categories)
-        kept = counted & ((types != number) | fixed)
-        after[kind] = ap(kept, hits | fixed, categories, positives)
-    remaining = positives - np.bincount(objects[missed], minlength=count)
-    after["missed"] = ap(counted, hits, matches.categories, remaining)
-    # As in TIDE: a negative gain is an artifact of the interpolation.
-    return before, {kind: max(value - before, 0.0) for kind, value in after.items()}
+        counted, hits = self.types != IGNORED, self.types == TRUE_POSITIVE
+        before = ap(counted, hits, matches.categories, positives)
+        after = {}
+        for number, kind in enumerate(FALSE_POSITIVE_TYPES):
+            fixed = np.zeros_like(hits)
+            fixed[corrected[self.types[corrected] == number]] = True
+            categories = np.where(fixed, objects[self.objects], matches.categories)
+            kept = counted & ((self.types != number) | fixed)
+            after[kind] = ap(kept, hits | fixed, categories, positives)
+        remaining = positives - np.bincount(objects[self.missed], minlength=count)
+        after["missed"] = ap(counted, hits, matches.categories, remaining)
+        # As in TIDE: a negative gain is an artifact of the interpolation.
+        return before, {kind: max(value - before, 0.0) for kind, value in after.items()}
 
 
 def _mean_ap(

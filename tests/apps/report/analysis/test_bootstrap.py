@@ -7,9 +7,9 @@ import pytest
 from pycocotools.coco import COCO
 
 from detlite.apps.report.analysis.bootstrap import (
+    MatchedDetections,
     compare,
     interval,
-    matched_detections,
     resample,
     sample_images,
 )
@@ -23,7 +23,7 @@ NAMES = {"AP": "AP", "AP50": "AP50", "AP75": "AP75", "APs": "APs", "APm": "APm",
 
 
 def match(coco, results, kind):
-    return matched_detections(match_coco(coco, results, kind), coco, results, kind)
+    return MatchedDetections(match_coco(coco, results, kind), coco, results, kind)
 
 
 def sampled_metrics(coco, rows, kind, samples):

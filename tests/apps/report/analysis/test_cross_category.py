@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.apps.report.analysis.cross_category import confusion_matrix, match_across_categories
+from detlite.apps.report.analysis.cross_category import CrossCategoryMatches, confusion_matrix
 from detlite.evaluation import Results
 from tests.evaluation.synthetic_detections import CATEGORIES, synthetic_dataset
 
@@ -45,7 +45,7 @@ def slow_matrix(coco, rows, min_score):
 @pytest.mark.parametrize("seed", range(3))
 def test_agrees_with_the_slow_implementation(seed, min_score):
     coco, rows = synthetic_dataset(seed)
-    matches = match_across_categories(coco, Results.from_coco(rows), "bbox", 100)
+    matches = CrossCategoryMatches(coco, Results.from_coco(rows), "bbox", 100)
     result = confusion_matrix(matches, min_score)
     assert (result == slow_matrix(coco, rows, min_score)).all()
     expected = [not a["iscrowd"] for a in coco.dataset["annotations"]]

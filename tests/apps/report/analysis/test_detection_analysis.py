@@ -8,11 +8,7 @@ import pytest
 from pycocotools.coco import COCO
 
 from detlite.apps.report.analysis.bootstrap import sample_images
-from detlite.apps.report.analysis.detection_analysis import (
-    Calibration,
-    analyze_detections,
-    calibrate,
-)
+from detlite.apps.report.analysis.detection_analysis import Calibration, DetectionAnalysis
 from detlite.data import DataError
 from detlite.evaluation import Results, evaluate_coco
 from tests.evaluation.synthetic_detections import synthetic_dataset
@@ -22,7 +18,7 @@ from tests.evaluation.synthetic_detections import synthetic_dataset
 def test_boxes_and_masks(kind):
     coco, rows = synthetic_dataset(0)
     results = Results.from_coco(rows, ("bbox", "segm"))
-    analysis = analyze_detections(coco, results, kind, sample_images(12, 20, 0), 50)
+    analysis = DetectionAnalysis(coco, results, kind, sample_images(12, 20, 0), 50)
     expected = evaluate_coco(coco, results, [kind], 50)[kind]
     assert asdict(analysis.threshold) == expected.pop("best_f1")
     assert analysis.metrics == expected
@@ -38,9 +34,7 @@ def test_keypoints_have_no_error_types(data_root):
     folder = data_root / "data" / "cocoeval_val2014_100" / "keypoints"
     results = Results.from_coco(json.loads((folder / "dt.json").read_text()), ["keypoints"])
     coco = COCO(folder / "gt.json")
-    analysis = analyze_detections(
-        coco, results, "keypoints", np.ones((1, len(coco.imgs)), np.uint8)
-    )
+    analysis = DetectionAnalysis(coco, results, "keypoints", np.ones((1, len(coco.imgs)), np.uint8))
     expected = evaluate_coco(coco, results, ["keypoints"])["keypoints"]
     assert analysis.metrics == {name: expected[name] for name in analysis.metrics}
     assert analysis.errors is None
@@ -53,13 +47,13 @@ def test_results_of_another_dataset():
     coco, rows = synthetic_dataset(0)
     results = Results.from_coco([{**rows[0], "image_id": 10**6}])
     with pytest.raises(DataError, match="results of another dataset"):
-        analyze_detections(coco, results, "bbox", sample_images(12, 20, 0))
+        DetectionAnalysis(coco, results, "bbox", sample_images(12, 20, 0))
 
 
 def test_bins_of_the_detections():
     rng = np.random.default_rng(0)
     scores, correct = rng.random(200), rng.random(200) < 0.5
-    calibration = calibrate(scores, correct, 5)
+    calibration = Calibration(scores, correct, 5)
     for n in range(5):
         own = (scores >= n / 5) & (scores < (n + 1) / 5)
         assert calibration.counts[n] == own.sum()
@@ -72,20 +66,19 @@ def test_bins_of_the_detections():
 def test_detections_in_crowds_are_not_counted():
     coco, rows = synthetic_dataset(0)
     results = Results.from_coco(rows)
-    analysis = analyze_detections(coco, results, "bbox", sample_images(12, 20, 0))
+    analysis = DetectionAnalysis(coco, results, "bbox", sample_images(12, 20, 0))
     assert 0 < analysis.calibration.counts.sum() < len(rows)
 
 
 def test_known_errors():
-    calibration = Calibration(np.array([1, 0, 3]), np.array([0.1, np.nan, 0.9]),
-                        np.array([0.3, np.nan, 0.5]))  # fmt: skip
-    assert calibration.error == pytest.approx((0.2 + 3 * 0.4) / 4)
-    assert calibration.excess == pytest.approx((-0.2 + 3 * 0.4) / 4)
-    assert calibration.wrong == 2  # 0.7 + 1.5
+    calibration = Calibration(np.array([0.1, 0.9, 0.9, 0.9]), np.array([1, 1, 0, 0], bool))
+    assert calibration.counts.tolist() == [0, 1] + [0] * 7 + [3]
+    assert calibration.error == pytest.approx((0.9 + 3 * (0.9 - 1 / 3)) / 4)
+    assert calibration.excess == pytest.approx((-0.9 + 3 * (0.9 - 1 / 3)) / 4)
+    assert calibration.wrong == 2
 
 
 def test_scores_of_one_and_no_detections():
-    assert calibrate(np.ones(1), np.ones(1, bool)).counts.tolist() == [0] * 9 + [1]
-    empty = calibrate(np.empty(0), np.empty(0, bool))
-    assert empty.error is None
-    assert empty.excess is None
+    assert Calibration(np.ones(1), np.ones(1, bool)).counts.tolist() == [0] * 9 + [1]
+    empty = Calibration(np.empty(0), np.empty(0, bool))
+    assert (empty.error, empty.excess) == (None, None)

@@ -5,13 +5,13 @@ import pytest
 from pycocotools import mask as rle_codec
 
 from detlite.apps.report.analysis import error_types
-from detlite.apps.report.analysis.cross_category import match_across_categories
+from detlite.apps.report.analysis.cross_category import CrossCategoryMatches
 from detlite.apps.report.analysis.error_types import (
     ERROR_TYPES,
     FALSE_POSITIVE_TYPES,
     IGNORED,
     TRUE_POSITIVE,
-    classify_errors,
+    DetectionErrors,
 )
 from detlite.evaluation import Results
 from detlite.evaluation.engine import RECALL_THRESHOLDS
@@ -22,8 +22,8 @@ SEEDS = range(6)
 
 
 def measured(coco, rows, kind="bbox", max_dets=100):
-    return classify_errors(
-        match_across_categories(coco, Results.from_coco(rows, ("bbox", "segm")), kind, max_dets)
+    return DetectionErrors(
+        CrossCategoryMatches(coco, Results.from_coco(rows, ("bbox", "segm")), kind, max_dets)
     )
 
 
@@ -192,8 +192,8 @@ def test_tide_itself(monkeypatch, seed, mode):
 def errors_of(annotations, rows):
     content = coco_content(coco_object(box, category) for category, box in annotations)
     detections = [coco_detection(box, score, category) for category, box, score in rows]
-    return classify_errors(
-        match_across_categories(make_coco(content), Results.from_coco(detections), "bbox", 100)
+    return DetectionErrors(
+        CrossCategoryMatches(make_coco(content), Results.from_coco(detections), "bbox", 100)
     )
 
 
