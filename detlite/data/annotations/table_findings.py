@@ -65,41 +65,33 @@ def table_findings(
 def _skipped(
     table: AnnotationTable, selection: Selection, skip: bool, bad_images: Mapping[int, str]
 ) -> Iterator[Finding]:
-    entries = [": ".join(problem) for problem in table.facts["image_problems"]]
-    for what, count, first in (
-        (BAD_ENTRIES, len(entries), entries),
-        ("image files that cannot be used", len(bad_images), [*bad_images.values()]),
-    ):
-        yield Finding(what, SKIPPED if skip else _FIX, count, "image", first[0] if first else "")
-    flags = table.flags
-    bad = selection.bad(flags)
-    kinds = [
-        (what, effect if skip else _FIX, flag, bad & (flags & flag & selection.refused > 0))
-        for flag, (what, effect) in PROBLEMS.items()
-    ]
-    kinds += [
+    effect, problems = SKIPPED if skip else _FIX, table.facts["image_problems"]
+    entries = ": ".join(problems[0]) if problems else ""
+    files = next(iter(bad_images.values()), "")
+    yield Finding(BAD_ENTRIES, effect, len(problems), "image", entries)
+    yield Finding("image files that cannot be used", effect, len(bad_images), "image", files)
+    flags, bad = table.flags, selection.bad(table.flags)
+    small = f"objects of fewer than {table.min_area:g} pixels (INPUT.MIN_AREA)"
+    for what, effect, flag, counted in (
+        *((what, effect if skip else _FIX, flag, bad & (flags & flag & selection.refused > 0))
+          for flag, (what, effect) in PROBLEMS.items()),
         ("crowds (iscrowd 1)", _CROWDS, Flag.CROWD, selection.crowds(flags)),
         ('annotations with "ignore": 1', _IGNORED, Flag.IGNORED, flags & Flag.IGNORED > 0),
-        (
-            f"objects of fewer than {table.min_area:g} pixels (INPUT.MIN_AREA)",
-            _IGNORED, Flag.SMALL, flags & Flag.SMALL > 0,
-        ),
-    ]  # fmt: skip
-    for what, effect, flag, counted in kinds:
-        count, example = int(counted.sum()), _example(table, flag)
-        yield Finding(what, effect, count, example=example, total=len(flags))
+        (small, _IGNORED, Flag.SMALL, flags & Flag.SMALL > 0),
+    ):  # fmt: skip
+        example = _example(table, flag)
+        yield Finding(what, effect, int(counted.sum()), example=example, total=len(flags))
 
 
 def _switched_off(table: AnnotationTable, selection: Selection) -> Iterator[Finding]:
     """Yield masks, keypoints and categories that are not used although objects have them."""
     flags, ids = table.flags, table.column("category_ids")
     objects = replace(selection, masks=False, keypoints=False).objects(flags)
-    total, no_mask = int(objects.sum()), Flag.NO_MASK | Flag.BAD_MASK
     for name, valid, bad, effect in (
-        ("masks", flags & no_mask == 0, Flag.BAD_MASK, _MASKS_OFF),
+        ("masks", flags & (Flag.NO_MASK | Flag.BAD_MASK) == 0, Flag.BAD_MASK, _MASKS_OFF),
         ("keypoints", table.column("labeled") > 0, Flag.BAD_KEYPOINTS, _KEYPOINTS_OFF),
     ):
-        usable = int((objects & valid).sum())
+        total, usable = int(objects.sum()), int((objects & valid).sum())
         count = usable or int((objects & (flags & bad > 0)).sum())
         if not getattr(selection, name) and count and usable < total:
             what = f"{name} that are not used, because MODEL.{name[:-1].upper()}_ON is False"
@@ -114,10 +106,9 @@ def _switched_off(table: AnnotationTable, selection: Selection) -> Iterator[Find
 def _empty_images(table: AnnotationTable, effect: str) -> Iterator[Finding]:
     empty = np.flatnonzero(table.counts() == 0)
     if len(empty):
-        first, total = table.image(int(empty[0])), len(table)
+        first, what = table.image(int(empty[0])), "images without annotations"
         example = f"image {first['id']} ({first['file_name']})"
-        what = "images without annotations"
-        yield Finding(what, effect, len(empty), "image", example, total)
+        yield Finding(what, effect, len(empty), "image", example, len(table))
 
 
 def _example(table: AnnotationTable, flag: int) -> str:

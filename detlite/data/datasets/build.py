@@ -40,17 +40,16 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     Raises ConfigError for the entry, or DataError for the files.
     """
     kind, annotations, images = locate_dataset(cfg, name)
-    if isinstance(annotations, Path) and not annotations.is_file():
-        where = f"dataset {name}: "
-        if annotations.is_dir():
-            raise DataError(
-                f"{where}{annotations} is a folder, not an annotation file. To convert a folder, "
-                "use `detlite init --data`"
-            )
+    if isinstance(annotations, Path) and annotations.is_dir():
         raise DataError(
-            f"{where}the annotation file {annotations} does not exist (images are expected in "
-            f"{images}). Put the files there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the "
-            "folder that contains them"
+            f"dataset {name}: {annotations} is a folder, not an annotation file. To convert a "
+            "folder, use `detlite init --data`"
+        )
+    if isinstance(annotations, Path) and not annotations.is_file():
+        raise DataError(
+            f"dataset {name}: the annotation file {annotations} does not exist (images are "
+            f"expected in {images}). Put the files there, or set DATASETS.ROOT "
+            f"({cfg.DATASETS.ROOT}) to the folder that contains them"
         )
     options = replace(build_dataset_options(cfg, train), fields=object_fields(cfg, name))
     dataset = CocoDataset(annotations, images, options, name, kind)
@@ -64,33 +63,13 @@ def config_findings(
     cfg: CfgNode, table: AnnotationTable, selection: Selection, train: bool
 ) -> Iterator[Finding]:
     """Yield findings about settings that change how a dataset is used."""
-    limit, counts = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, table.counts(selection.objects)
-    if (full := int((counts > limit).sum())) and not cfg.TEST.TILE:  # the limit is per tile
-        number = int(counts.argmax())
-        yield Finding(
-            "images with more objects than are detected",
-            f"MODEL.ROI_HEADS.DETECTIONS_PER_IMG is {limit}: set it above {counts[number]}, and "
-            "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that.",
-            full, "image", f"image {table.image_ids[number]} with {counts[number]}", len(counts),
-        )  # fmt: skip
-    key, limit = _proposal_limit(cfg)
-    full = 0 if cfg.TEST.TILE else int((counts > limit).sum())
-    if full:
-        effect = f"{key} is {limit}: set it above {counts.max()}."
-        yield Finding("images with more objects than proposals", effect, full, "image")
-    fraction = cfg.MODEL.ROI_HEADS.POSITIVE_FRACTION
-    limit = int(cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * fraction)
-    has_heads = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
-    full = 0 if cfg.INPUT.TILE else int((counts > limit).sum())  # the limit is per tile
-    if train and has_heads and limit and full:
-        effect = (
-            f"Each iteration trains the heads on up to {limit} of their objects, drawn at random "
-            "(MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * POSITIVE_FRACTION). This is usual. To train "
-            f"on all of up to {counts.max()} at once, set MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE: "
-            f"{math.ceil(counts.max() / fraction)}; iterations become slower."
-        )
-        what = "images with more objects than positive RoIs"
-        yield Finding(what, effect, full, "image", total=len(counts))
+    counts = table.counts(selection.objects)
+    for what, limit, effect in _limits(cfg, train, int(counts.max(initial=0))):
+        if full := int((counts > limit).sum()):
+            number = int(counts.argmax())
+            example = f"image {table.image_ids[number]} with {counts[number]}"
+            yield Finding(f"images with more objects than {what}", effect, full, "image", example,
+                          len(counts))  # fmt: skip
     size, trained = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MIN_SIZE_TRAIN
     if not train and not min(trained) / _SCALE_CHANGE <= size <= max(trained) * _SCALE_CHANGE:
         effect = (
@@ -98,42 +77,44 @@ def config_findings(
             "sizes that were not trained are hardly detected: change both keys, and train again."
         )
         yield Finding("images are evaluated at another scale than they are trained at", effect, 0)
-    if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
-        effect = "Annotations refer to stored pixels, as set in MODEL.CONVENTION_OVERRIDE."
-        yield Finding("EXIF orientations are not applied", effect, 0)
-    bits, values = cfg.INPUT.IMAGE_BITS, cfg.INPUT.VALUE_RANGE
-    if values or bits != 16:
-        effect = f"The highest 8 of {bits} bits (INPUT.IMAGE_BITS) are kept."
-        if values:
-            effect = f"The limits INPUT.VALUE_RANGE {values} become black and white."
-        yield Finding("images of more than 8 bits are read as 8 bits", effect, 0)
-    if (channels := len(cfg.INPUT.PIXEL_MEAN)) not in (1, 3):
-        effect = "They are the channels of each file, or its pages if these have one channel each."
-        yield Finding(f"images of {channels} channels", effect, 0)
     names = with_sides(table.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
-    if not train:
+    if not (train and selection.keypoints):
         return
-    if selection.keypoints and not has_sides(names):
-        what = "no keypoint names are known to be left and right"
-        if cfg.INPUT.HORIZONTAL_FLIP_PROB_TRAIN > 0:
-            yield Finding(what, _MIRRORED, 0)
-        else:
-            yield Finding(what, _NOT_MIRRORED, 0)
-    elif selection.keypoints and (doubts := doubtful_sides(names)):
+    if not has_sides(names):
+        mirrored = cfg.INPUT.HORIZONTAL_FLIP_PROB_TRAIN > 0
+        effect = _MIRRORED if mirrored else _NOT_MIRRORED
+        yield Finding("no keypoint names are known to be left and right", effect, 0)
+    elif doubts := doubtful_sides(names):
         effect = "If they are left and right, name pairs in DATASETS.KEYPOINT_FLIP_PAIRS."
         what = "keypoints that mirroring does not exchange"
         yield Finding(what, effect, len(doubts), "name", ", ".join(doubts))
 
 
-def _proposal_limit(cfg: CfgNode) -> tuple[str, float]:
-    """Return the key and the number of proposals of an image; infinite without proposals."""
-    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
-        return "", math.inf
-    if cfg.MODEL.LOAD_PROPOSALS:
-        key = "PRECOMPUTED_PROPOSAL_TOPK_TEST"
-        return f"DATASETS.{key}", cfg.DATASETS[key]
-    key = "FPN_" * ("FPN" in cfg.MODEL.BACKBONE.CONV_BODY) + "POST_NMS_TOP_N_TEST"
-    return f"MODEL.RPN.{key}", cfg.MODEL.RPN[key]
+def _limits(cfg: CfgNode, train: bool, most: int) -> Iterator[tuple[str, int, str]]:
+    """Yield limits of the number of objects in an image: what, how many, and what to do.
+
+    `most` is the largest number of objects in an image. With tiles, limits are per tile.
+    """
+    heads, kind = cfg.MODEL.ROI_HEADS, cfg.MODEL.META_ARCHITECTURE
+    if not cfg.TEST.TILE:
+        limit = heads.DETECTIONS_PER_IMG
+        effect = f"MODEL.ROI_HEADS.DETECTIONS_PER_IMG is {limit}: set it above {most}, and "
+        yield "are detected", limit, f"{effect}MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that."
+    if not cfg.TEST.TILE and kind != "RetinaNet":
+        part, section = "MODEL.RPN", cfg.MODEL.RPN
+        key = "FPN_" * ("FPN" in cfg.MODEL.BACKBONE.CONV_BODY) + "POST_NMS_TOP_N_TEST"
+        if cfg.MODEL.LOAD_PROPOSALS:
+            part, section, key = "DATASETS", cfg.DATASETS, "PRECOMPUTED_PROPOSAL_TOPK_TEST"
+        yield "proposals", section[key], f"{part}.{key} is {section[key]}: set it above {most}."
+    limit = int(heads.BATCH_SIZE_PER_IMAGE * heads.POSITIVE_FRACTION)
+    if train and kind == "GeneralizedRCNN" and limit and not cfg.INPUT.TILE:
+        effect = (
+            f"Each iteration trains the heads on up to {limit} of their objects, drawn at random "
+            "(MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * POSITIVE_FRACTION). This is usual. To train "
+            f"on all of up to {most} at once, set MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE: "
+            f"{math.ceil(most / heads.POSITIVE_FRACTION)}; iterations become slower."
+        )
+        yield "positive RoIs", limit, effect
 
 
 def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
@@ -192,12 +173,13 @@ def leaks(test: CocoDataset, trained: Sequence[CocoDataset]) -> Iterator[Finding
 
 def _files(dataset: CocoDataset) -> dict[object, str]:
     """Return the file names of the images of a dataset by the file that each names."""
-    names = [dataset.table.image(number)["file_name"] for number in dataset.numbers.tolist()]
+    names = [row["file_name"] for row in dataset.table.images(dataset.numbers)]
     if not isinstance(dataset.images, Path):
         return {(dataset.images, name): name for name in names}
-    folders = {name: posixpath.split(name) for name in names}
-    real = {path: file_key(dataset.images / path) for path, _ in folders.values()}
-    return {(real[path], os.path.normcase(last)): name for name, (path, last) in folders.items()}
+    folders = {posixpath.dirname(name) for name in names}
+    real = {folder: file_key(dataset.images / folder) for folder in folders}
+    parts = zip(map(posixpath.split, names), names, strict=True)
+    return {(real[folder], os.path.normcase(last)): name for (folder, last), name in parts}
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:

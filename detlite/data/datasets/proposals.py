@@ -5,7 +5,6 @@ or `scores`, `bbox_mode`), and COCO results, which the evaluation of a proposal 
 """
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ def load_proposals(
         )
     proposals, total = [], 0
     for image_id, size in zip(image_ids, sizes, strict=True):
-        boxes, scores = _checked(path, image_id, *by_image[image_id])
+        boxes, scores = _checked(f"{path}: image {image_id}", *by_image[image_id])
         total += len(boxes)
         if box_format == "xywh":
             boxes[:, 2:] += boxes[:, :2]
@@ -90,11 +89,9 @@ def load_proposals(
         valid = box_ops.has_min_size(boxes, 0)
         order = scores[valid].argsort(descending=True, stable=True)[:limit]
         proposals.append(boxes[valid][order])
-    kept = [len(boxes) for boxes in proposals]
-    logger.info(
-        "%s: %d proposals of %d images; kept the best %d (at most %d per image; %d images have "
-        "none)", path, total, len(kept), sum(kept), limit, kept.count(0),
-    )  # fmt: skip
+    kept = sum(map(len, proposals))
+    logger.info("%s: kept the best %d of %d proposals of %d images (at most %d per image)",
+                path, kept, total, len(proposals), limit)  # fmt: skip
     return proposals
 
 
@@ -111,27 +108,22 @@ def _read_pickle(path: Path) -> tuple[str, _Proposals]:
         raise DataError(f"{path}: not a pickle, or truncated or damaged") from error
     content = content if isinstance(content, dict) else {}
     # the newer names, then the older ones
-    ids: Any = content.get("ids", content.get("indexes"))
-    boxes: Any = content.get("boxes")
-    scores: Any = content.get("objectness_logits", content.get("scores"))
-    if not all(isinstance(values, list | tuple | np.ndarray) for values in (ids, boxes, scores)):
+    columns = [content.get("ids", content.get("indexes")), content.get("boxes"),
+               content.get("objectness_logits", content.get("scores"))]  # fmt: skip
+    are_lists = all(isinstance(values, list | tuple | np.ndarray) for values in columns)
+    if not are_lists or len({*map(len, columns)}) > 1:
         raise DataError(
             f"{path}: not a proposal file, which is a dict of ids (or indexes), boxes and "
-            "objectness_logits (or scores)"
+            "objectness_logits (or scores), with one of each per image"
         )
     mode = str(content.get("bbox_mode", 0))
     if mode not in _BOX_MODES:
         raise DataError(f"{path}: bbox_mode is {mode}, but must be 0 (xyxy) or 1 (xywh), absolute")
-    if not len(ids) == len(boxes) == len(scores):
-        raise DataError(
-            f"{path}: the file has {len(ids)} ids, {len(boxes)} boxes and {len(scores)} scores, "
-            "but needs one of each per image"
-        )
-    names = [str(image_id) for image_id in ids]
-    by_image = dict(zip(names, zip(boxes, scores, strict=True), strict=True))
-    if len(by_image) < len(names):
-        name, _ = Counter(names).most_common(1)[0]
-        raise DataError(f"{path}: image {name} occurs twice")
+    by_image: _Proposals = {}
+    for image_id, boxes, scores in zip(*columns, strict=True):
+        if str(image_id) in by_image:
+            raise DataError(f"{path}: image {image_id} occurs twice")
+        by_image[str(image_id)] = boxes, scores
     return _BOX_MODES[mode], by_image
 
 
@@ -142,31 +134,27 @@ def _read_results(path: Path) -> tuple[str, _Proposals]:
     by_image: _Proposals = {}
     for number, result in enumerate(results):
         try:
-            image_id, box, score = (result[name] for name in ("image_id", "bbox", "score"))
-            boxes, scores = by_image.setdefault(image_id, ([], []))
+            boxes, scores = by_image.setdefault(result["image_id"], ([], []))
+            boxes.append(result["bbox"])
+            scores.append(result["score"])
         except (TypeError, KeyError) as error:
             raise DataError(
                 f"{path}: result {number} is not an object with image_id, bbox and score"
             ) from error
-        boxes.append(box)
-        scores.append(score)
     return "xywh", by_image
 
 
-def _checked(path: Path, image_id: Any, boxes: Any, scores: Any) -> tuple[Tensor, Tensor]:
-    where = f"{path}: image {image_id}"
+def _checked(where: str, boxes: Any, scores: Any) -> tuple[Tensor, Tensor]:
     try:
-        boxes, scores = np.asarray(boxes, np.float64), np.asarray(scores, np.float64)
+        boxes, scores = np.asarray(boxes, np.float64), np.asarray(scores, np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: boxes or scores are not numbers, or differ in length") from error
     boxes = boxes.reshape(-1, 4) if boxes.size == 0 else boxes
-    if boxes.ndim != 2 or boxes.shape[1] != 4:
-        raise DataError(f"{where}: boxes must be [N, 4], not {list(boxes.shape)}")
-    scores = scores.reshape(-1) if scores.shape == (len(boxes), 1) else scores
-    if scores.shape != (len(boxes),):
-        raise DataError(f"{where}: {len(boxes)} boxes, but scores of shape {list(scores.shape)}")
-    for name, values in (("box", boxes), ("score", scores)):
-        if not np.isfinite(values).all():
-            row = int(np.argwhere(~np.isfinite(values))[0, 0])
-            raise DataError(f"{where}: {name} {row} is {values[row].tolist()}, not finite")
+    if boxes.shape != (len(scores), 4):
+        problem = f"has boxes of shape {list(boxes.shape)} and {len(scores)} scores"
+        raise DataError(f"{where}: {problem}, not boxes [N, 4] and N scores")
+    finite = np.isfinite(boxes).all(1) & np.isfinite(scores)
+    if not finite.all():
+        n = int(finite.argmin())
+        raise DataError(f"{where}: box {boxes[n].tolist()} with score {scores[n]} is not finite")
     return torch.from_numpy(boxes), torch.from_numpy(scores)

@@ -1,9 +1,7 @@
 """Check the entries of a dataset before training, and choose its images."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import NoReturn
 
 import numpy as np
 
@@ -64,36 +62,23 @@ def choose_images(
             f"{file}: image {table.image_ids[without_size[0]]} has no height and width. `detlite "
             "init` writes a file with them"
         )
-    bad, image_findings = _check_images(table, folder, options, file)
+    bad, image_findings = dict[int, str](), list[Finding]()
+    if options.check_images and folder is not None:
+        bad, image_findings = checks.check_images(table, folder, options.images)
+        name = table.image(0)["file_name"]
+        if len(bad) == len(table) and isinstance(folder, Path) and not (folder / name).exists():
+            raise DataError(
+                f"{folder}: none of the {len(table)} images of {file} is in this folder, for "
+                f"example {name}. Name the folder that these names are relative to (--images, or "
+                "`images` in DATASETS.CATALOG)"
+            )
     problems, count = table.problems(options.selection, limit=1)
     problems, count = [*problems, *bad.values()], count + len(bad)
     if count and not options.skip_bad:
-        refuse(problems, count, file)
+        more = f" (the first of {count} problems)" if count > 1 else ""
+        raise DataError(f"{file}: {shorten(problems[0], _MAX_PROBLEM)}{more}. {_SKIP_BAD}")
     found = table_findings(table, options.selection, options.skip_bad, bad, options.empty_effect)
     return _numbers(table, options, [*bad], file), [*found, *image_findings]
-
-
-def refuse(problems: Sequence[str], count: int, file: object, advice: str = _SKIP_BAD) -> NoReturn:
-    """Raise a DataError for the first of `count` problems of a file."""
-    more = f" (the first of {count} problems)" if count > 1 else ""
-    raise DataError(f"{file}: {shorten(problems[0], _MAX_PROBLEM)}{more}. {advice}")
-
-
-def _check_images(
-    table: AnnotationTable, folder: ImageFolder | None, options: DatasetOptions, file: object
-) -> tuple[dict[int, str], list[Finding]]:
-    """Return the problems of image files by number, and findings; see `checks.check_images`."""
-    if not options.check_images or folder is None:
-        return {}, []
-    bad, findings = checks.check_images(table, folder, options.images)
-    name, count = table.image(0)["file_name"], len(table)
-    if len(bad) == count and isinstance(folder, Path) and not (folder / name).exists():
-        raise DataError(
-            f"{folder}: none of the {count} images of {file} is in this folder, for example "
-            f"{name}. Name the folder that these names are relative to (--images, or `images` in "
-            "DATASETS.CATALOG)"
-        )
-    return bad, findings
 
 
 def _numbers(

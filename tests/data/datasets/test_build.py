@@ -82,12 +82,6 @@ def test_image_options_of_the_config(content, write_set, small_cfg):
     with pytest.raises(DataError, match="more than 900 pixels"):
         build_dataset(small_cfg("DATASETS.MAX_PIXELS", 900), "small", train=True)
     dataset = build_dataset(small_cfg("INPUT.IMAGE_BITS", 12), "small", train=True)
-    assert "read as 8 bits. The highest 8 of 12 bits" in "".join(map(str, dataset.findings))
-    scaled = build_dataset(small_cfg("INPUT.VALUE_RANGE", (5.0, 90.0)), "small", train=True)
-    assert "INPUT.VALUE_RANGE (5.0, 90.0) become" in "".join(map(str, scaled.findings))
-    options = ("INPUT.PIXEL_MEAN", (0.5, 0.5), "INPUT.PIXEL_STD", (1.0, 1.0))
-    pages = build_dataset(small_cfg(*options, "DATASETS.CHECK_IMAGES", False), "small", train=True)
-    assert "images of 2 channels. They are the channels" in "".join(map(str, pages.findings))
     assert (dataset[0][0] == 255).all()
 
 
