@@ -9,7 +9,7 @@
     detlite train --config mine.yaml
 
 The command reads COCO json, labels of YOLO, PASCAL VOC and LabelMe, and mask images, and converts
-them to COCO json. For about seventy other formats, it says how their tools export COCO json.
+them to COCO json. For other formats, it says what to export instead.
 Without --val, it sets one image in five aside for evaluation, chosen by a hash of the file names.
 Images that show the same stay together: nearly identical ones, frames, slices, tiles, augmented
 copies, and those with the same --group-by. With --minutes, it measures training steps on this

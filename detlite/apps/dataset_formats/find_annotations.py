@@ -55,10 +55,6 @@ _UNUSED = {
 _TWICE = ("images listed as train and as val", "They are one set, which `detlite init` divides.")
 
 
-class UnknownFormatError(DataError):
-    """A folder without labels of any supported format."""
-
-
 @dataclass(frozen=True)
 class Source:
     """A COCO file, and the folder that its file names are relative to."""
@@ -73,6 +69,11 @@ class _Split:
 
     coco: Path | dict[str, Any]
     images: Path
+
+    @property
+    def categories(self) -> list[dict[str, Any]]:
+        content = open_table(self.coco).content if isinstance(self.coco, Path) else self.coco
+        return list(content["categories"])
 
     @property
     def content(self) -> dict[str, Any]:
@@ -105,12 +106,12 @@ def find_sets(
         group_by: see `group_images`; not for data that are split already.
 
     Returns:
-        Sources of "train" and, unless only one image has an object, "val"; and a summary.
+        Sources of "train" and, unless only one group of images has objects, "val"; and a summary.
     """
     if masks not in (None, *MODES):
         raise DataError(f"masks is {masks!r}: it must be one of {', '.join(MODES)}")
     data, val = data.absolute(), val and val.absolute()
-    conversion = partial(Conversion, masks, skip_bad, folder, upright)
+    conversion = partial(Conversion, masks, skip_bad, upright)
     format, splits = _read(data, images, conversion())
     summary = f"read as {format}"
     if group_by and (val is not None or "val" in splits):
@@ -160,15 +161,7 @@ def convert(
     A dataset that is already split becomes two: `<name>_train.json` and `<name>_val.json`.
     See `Conversion` for masks, skip_bad and upright.
     """
-    try:
-        _, datasets = read_folder(data.absolute(), Conversion(masks, skip_bad, upright=upright))
-    except UnknownFormatError as error:
-        files, _ = find_coco_files(FileTree(data))
-        if files:
-            raise DataError(
-                f"{files['train']}: is a COCO file already, so there is nothing to convert"
-            ) from error
-        raise
+    _, datasets = read_folder(data.absolute(), Conversion(masks, skip_bad, upright))
     outputs = []
     for split, dataset in datasets.items():
         outputs.append(file.with_stem(f"{file.stem}_{split}") if len(datasets) > 1 else file)
@@ -185,18 +178,13 @@ def read_folder(
         The name of the format; and "train", and "val" if the dataset is split already.
 
     Raises:
-        UnknownFormatError: it has no supported format.
-        DataError: a file is invalid.
+        DataError: it has no supported format, or a file is invalid.
     """
     conversion, tree = conversion or Conversion(), FileTree(data, images)
     for name, recognize, read in _FORMATS:
         if recognize(tree):
             return name, _by_split(read(tree, conversion), conversion, tree)
-    try:
-        text = describe_unknown(tree)
-    except DataError as error:  # in a json file
-        text = str(error)
-    raise UnknownFormatError(text)
+    raise DataError(describe_unknown(tree))
 
 
 def _listed_names(tree: FileTree) -> list[str]:
@@ -277,11 +265,8 @@ def _split(
     groups = group_images(rows, read_fingerprints(files, options), group_by)
     contents = split_content(content, within, groups.labels)
     if len(contents) == 1:
-        annotated = {str(row.get("image_id")) for row in content["annotations"]}
-        few = "only one image has an object"
-        if len(annotated & {str(row["id"]) for row in rows}) > 1:
-            few = f"all images with objects belong together: {groups}"
-        return {"train": train}, f"{few}, so there is no evaluation"
+        few = "only one image, or group of images, has objects"
+        return {"train": train}, f"{few}, so there is no evaluation; {groups}"
     return {name: _Split(part, train.images) for name, part in contents.items()}, (
         f"{len(contents['val']['images'])} of {len(rows)} images, chosen by a hash of their names, "
         f"are used for evaluation and not for training; {groups}"
@@ -294,42 +279,33 @@ def _with_one_category(split: _Split) -> _Split:
     merged = {key: value for row in content["categories"] for key, value in row.items()}
     content["categories"] = [{**merged, "id": 1, "name": "object"}]
     for row in content["annotations"]:
-        if row.get("category_id") in known:  # others are reported as unknown
-            row["category_id"] = 1
-        elif row.get("category_id") == 1:
-            row["category_id"] = None
+        row["category_id"] = 1 if row.get("category_id") in known else None  # reported as unknown
     return replace(split, coco=content)
 
 
 def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Split]:
     """Match the categories of all splits by name; categories that "train" lacks come last."""
-    if len(splits) < 2:
+    lists = [sorted(split.categories, key=lambda row: row["id"]) for split in splits.values()]
+    if len(lists) < 2 or {(row["id"], row["name"]) for row in lists[0]} == {
+        (row["id"], row["name"]) for row in lists[1]
+    }:
         return splits
-    contents = (
-        open_table(split.coco).content if isinstance(split.coco, Path) else split.coco
-        for split in (splits["train"], splits["val"])
-    )
-    train, val = (sorted(content["categories"], key=lambda row: row["id"]) for content in contents)
-    if {row["name"]: row["id"] for row in train} == {row["name"]: row["id"] for row in val}:
-        return splits
+    train, val = lists
     match = CategoryMatch(train, val, ("the training set", "val"))
     if all(number is None for number in match.numbers):
         raise DataError(f"{source}: its categories are not those of the training set: {match}")
-    ids, extra = dict[int, int](), list[dict[str, Any]]()
-    free = max(row["id"] for row in train) + 1
-    for row, number in zip(val, match.numbers, strict=True):
-        ids[row["id"]] = free + len(extra) if number is None else train[number]["id"]
-        if number is None:
-            extra.append({**row, "id": ids[row["id"]]})
+    matched = list(zip(val, match.numbers, strict=True))
+    extra = [row for row, number in matched if number is None]
+    ids = {row["id"]: train[number]["id"] for row, number in matched if number is not None}
+    ids |= {row["id"]: n for n, row in enumerate(extra, max(row["id"] for row in train) + 1)}
+    train = [*train, *({**row, "id": ids[row["id"]]} for row in extra)]
+    contents = {name: split.content for name, split in splits.items()}
+    for row in contents["val"]["annotations"]:
+        row["category_id"] = ids.get(row.get("category_id"), row.get("category_id"))
     text = "They are matched by name. A category that is only in val is not trained."
     names = ", ".join(row["name"] for row in extra)
-    what, entry = "categories of train and val differ", "new category"
-    finding, result = Finding(what, text, len(extra), entry, names), {}
-    for name, split in splits.items():
-        content = split.content
-        for row in content["annotations"] if name == "val" else ():
-            row["category_id"] = ids.get(row.get("category_id"), row.get("category_id"))
-        found = Findings([*Findings.from_json(content.get("findings")), finding]).to_json()
-        changed = {"categories": [*train, *extra], "findings": found}
-        result[name] = replace(split, coco=content | changed)
-    return result
+    finding = Finding("categories of train and val differ", text, len(extra), "category", names)
+    for content in contents.values():
+        found = [*Findings.from_json(content.get("findings")), finding]
+        content |= {"categories": train, "findings": Findings(found).to_json()}
+    return {name: replace(splits[name], coco=content) for name, content in contents.items()}

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from detlite.apps.dataset_check.fingerprints import connect
 from detlite.data.images.pillow import open_pillow
+from detlite.data.images.reading import image_size
 from detlite.data.images.sources import DECODE_ERRORS
-from detlite.files.errors import DataError, short_repr
-from detlite.files.reading import open_file
+from detlite.files.errors import DataError
 
 _PHOTO = 16  # pixels per color: photos have more colors
-_WEBP_HEADER = 64  # bytes
 VOID = 255  # PASCAL VOC's value for pixels that belong to no object
 
 
@@ -24,29 +24,27 @@ class LabelImage:
     void: bool = False  # 255 was replaced by 0, as it marks VOC's void pixels
     colored: bool = False  # values are colors, not numbers
 
-    def name(self, value: int) -> str:
-        """Return a value as the person who drew it knows it: 3, or (0,128,0) for a color."""
-        if not self.colored:
-            return str(value)
-        return f"({value & 255},{value >> 8 & 255},{value >> 16})"
+
+def value_name(value: int, colored: bool) -> str:
+    """Return a value as the person who drew it knows it: 3, or (0,128,0) for a color."""
+    return f"({value & 255},{value >> 8 & 255},{value >> 16})" if colored else str(value)
 
 
 def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
     """Read a mask of an image of (height, width). Raises DataError."""
+    height, width = image_size(file, upright=False)  # before memory for its pixels is needed
+    if (height, width) != size:
+        raise DataError(
+            f"{file}: its size is {width}x{height} (width x height), but its image is "
+            f"{size[1]}x{size[0]}"
+        )
     try:
         with open_pillow(file) as image:
-            if image.size != size[::-1]:  # before memory for its pixels is needed
-                raise DataError(
-                    f"{file}: its size is {image.width}x{image.height} (width x height), but its "
-                    f"image is {size[1]}x{size[0]}"
-                )
             pages = getattr(image, "n_frames", 1)
             alpha = np.asarray(image.getchannel("A")) if "A" in image.getbands() else None
             colors = image if alpha is None else image.convert(image.mode[:-1])
             numbers = np.asarray(colors)  # indices if the image has a palette
             indexed = image.mode == "P"
-    except DataError:
-        raise
     except DECODE_ERRORS as error:
         raise DataError(f"{file}: the mask is damaged or truncated ({error})") from error
     if pages > 1:
@@ -63,11 +61,10 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
         # some of the colors.
         count = len(distinct_values(values))
         is_mask = count == 1 or count * _PHOTO > values.size
-        levels = distinct_values(alpha)
-        if not is_mask and (levels[-1] < 255 or len(levels) > 2) and not _is_smooth(alpha, levels):
+        if not is_mask and not {*distinct_values(alpha).tolist()} <= {0, 255}:
             raise DataError(
-                f"{file}: has colors and the alpha values {short_repr(levels.tolist())}, like "
-                "BDD100K's bitmasks, which are not supported: convert them to COCO json"
+                f"{file}: has colors and an alpha channel that is not just black and white, like "
+                "BDD100K's bitmasks: convert them to COCO json, or save it without that channel"
             )
         values = alpha.astype(np.int64) if is_mask else values * (alpha > 127)
     levels = distinct_values(values[values > 0])
@@ -78,12 +75,6 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
         values, levels = np.where(values == VOID, 0, values), used
     gray = pixels.ndim == 2
     return LabelImage(values, gray and _is_smooth(values, levels), void, not gray)
-
-
-def is_lossless_webp(file: Path) -> bool:
-    """Return True if a WebP file has the chunk of lossless pixels, VP8L (RFC 9649)."""
-    with open_file(file) as stream:
-        return b"VP8L" in stream.read(_WEBP_HEADER)
 
 
 def _is_smooth(values: np.ndarray, levels: np.ndarray) -> bool:
@@ -126,11 +117,7 @@ def label_pieces(values: np.ndarray) -> np.ndarray:
     same = new & (run_values[lower] == run_values[upper])
     lower, upper = lower[same], upper[same]
     roots = np.arange(len(starts))
-    while (roots[lower] != roots[upper]).any():
-        first, second = roots[lower], roots[upper]
-        np.minimum.at(roots, np.maximum(first, second), np.minimum(first, second))
-        while (roots != roots[roots]).any():
-            roots = roots[roots]
+    connect(roots, lower, upper)
     numbers = np.zeros(len(starts), np.int64)
     used = run_values != 0
     numbers[used] = np.unique(roots[used], return_inverse=True)[1] + 1

@@ -87,7 +87,6 @@ class Conversion:
     Attributes:
         masks: meaning of label images, see `mask_files`; None: refuse ambiguous ones.
         skip_bad: skip bad labels instead of refusing the dataset.
-        output: folder for images that are stored inside label files; None: in the dataset.
         upright: labels belong to images whose EXIF orientation is applied.
         findings: what the user should know.
         bad: the distinct problems of bad labels.
@@ -97,7 +96,6 @@ class Conversion:
 
     masks: str | None = None
     skip_bad: bool = False
-    output: Path | None = None
     upright: bool = True
     findings: Findings = field(default_factory=Findings)
     bad: dict[str, None] = field(default_factory=dict)

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.images.pillow import SAFE_FORMATS, open_pillow
+from detlite.data.images.pillow import open_pillow
 from detlite.data.images.pixels import DEFAULT_OPTIONS
 from detlite.data.images.sources import DECODE_ERRORS
-from detlite.files.atomic_write import write_file
-from detlite.files.errors import DataError, short_repr
+from detlite.files.errors import short_repr
 from detlite.files.json_files import read_json
 
-from .file_tree import OUTPUT_FOLDER, FileTree
+from .file_tree import FileTree
 from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape
 
@@ -33,7 +32,7 @@ _VISIBLE = 2
 NO_OBJECTS = ("__ignore__", "_background_")
 
 
-def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
+def labelme_labels(file: Path, _: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
     """Yield the labels of a file's image; nothing if another program wrote the file."""
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
@@ -66,11 +65,6 @@ def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterat
         (points if is_point else labels.shapes).append(shape)
     for point in points:
         _add_keypoint(labels.shapes, point)
-    if content.get("imageData"):
-        try:
-            tree.image(labels.name, file, one_each=True)
-        except DataError:
-            labels.file = _write_image(content["imageData"], file, tree, conversion)
     yield labels
 
 
@@ -130,19 +124,3 @@ def _add_keypoint(shapes: list[Shape], point: Shape) -> None:
         "same group_id"
     )
     shapes.append(point)
-
-
-def _write_image(text: str, file: Path, tree: FileTree, conversion: Conversion) -> Path:
-    """Write the image that is stored in a json file. Raises DataError."""
-    try:
-        data = base64.b64decode(text)
-        with open_pillow(io.BytesIO(data), SAFE_FORMATS) as image:
-            suffix = f".{image.format}".lower()
-    except (TypeError, *DECODE_ERRORS) as error:
-        raise DataError(f"{file}: the image in it (imageData) cannot be read ({error})") from error
-    folder = (conversion.output or tree.root / OUTPUT_FOLDER) / "images"
-    path = (folder / file.relative_to(tree.root)).with_suffix(suffix)
-    write_file(path, data)
-    effect = f"They are written to {folder}."
-    conversion.findings.add("images that are stored in json files", effect, str(file), "image")
-    return path

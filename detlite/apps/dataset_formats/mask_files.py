@@ -28,9 +28,9 @@ from .file_tree import SPLITS, FileTree, read_lines
 from .label_images import (
     LabelImage,
     distinct_values,
-    is_lossless_webp,
     label_pieces,
     read_label_image,
+    value_name,
 )
 from .labeled_dataset import (
     AS_BACKGROUND,
@@ -61,13 +61,15 @@ _IMAGE_NAME = re.compile(
     r"[_-](image|img|photo|rgb)$|^(image|img|photo|rgb)[_-]|^t(?=\d{3,}$)", re.I
 )
 _NUMBER = re.compile(rf"[_-]({_MASK}[_-]?)?\d+$", re.I)  # after names of masks of one object
-_ADE20K = re.compile(r"ADE_\w+_seg\.png$|.+_parts_\d+\.png$")
 _CODES = {1000: "Cityscapes, KITTI or MOTS", 256: "Mapillary Vistas"}
 _MIN_CODED = 4  # values of category * code + number that are needed to recognize the code
 _COLOR_LINE = re.compile(r"([^#:][^:]*):\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(?::|$)")
-_MAX_VALUE, _MAX_TEMPLATE = 255, 8  # higher values are colors; colors in a message
 _MAX_CLASSES = 20  # values that recur in several images are classes rather than objects
 # For messages.
+_NAME_ALL = (
+    "Name all values in class_names.txt, one per line from 0, or all colors in labelmap.txt, one "
+    "per line: NAME:RED,GREEN,BLUE::"
+)
 NAMES = (
     "Name masks like their images: masks/a.png for images/a.jpg, a_mask.png next to a.jpg, or "
     "masks/a/1.png, masks/a/2.png for one object each (docs/formats.md)"
@@ -98,9 +100,6 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     problems = [f"{file}: no image has the name of this mask" for file in unmatched]
     for problem in (*tree.lists[1], *problems):
         conversion.add_bad(problem, WITH_IMAGE)
-    if ade := [file for file in tree.images if _ADE20K.match(file.name)]:
-        problem = "the colors of ADE20K are not supported. Convert its json files to COCO json"
-        raise DataError(f"{ade[0]}: {problem}")
     without = [image for image, files in masks.items() if not files]
     if 2 * len(without) > len(masks):
         folders = Counter(str(image.parent) for image in without)
@@ -126,25 +125,22 @@ class _MaskReader:
 
     Attributes:
         names: category of each value or color.
-        unnamed: values without a name, and where they are.
+        unnamed: values without a name.
         sets: the values of each label image that may have several meanings.
-        shown: names of these values.
+        colored: True if these values are colors.
         doubts: by reason, values that may not be objects, and where they are.
     """
 
     conversion: Conversion
     names: Mapping[int, str]
-    unnamed: dict[int, str] = field(default_factory=dict)
+    unnamed: set[int] = field(default_factory=set)
     sets: list[set[int]] = field(default_factory=list)
-    shown: dict[int, str] = field(default_factory=dict)
+    colored: bool = False
     doubts: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def read(self, mask: _MaskFile, size: tuple[int, int]) -> Iterator[LabeledObject]:
         """Yield the objects of a mask file. Raises DataError."""
         conversion, file = self.conversion, str(mask.file)
-        if _IMAGE_NAME.search(mask.image.stem) and mask.image.stem != mask.file.stem:
-            what, text = "masks found by a part of the name", "Check that they match."
-            conversion.findings.add(what, text, f"{file} for {mask.image}", "mask image")
         if not mask.has_all:
             with conversion.collect(AS_BACKGROUND):
                 bitmap = _read(mask, size, conversion).values > 0
@@ -163,7 +159,7 @@ class _MaskReader:
                     conversion.findings.add(what, "Each is an object.", example, "mask image")
             values = distinct_values(image.values[image.values > 0]).tolist()
             self.sets.append(set(values))
-            self.shown |= {value: image.name(value) for value in values}
+            self.colored |= image.colored
         class_file = mask.file.parent.parent / "SegmentationClass" / mask.file.name
         classes = image if conversion.masks == "semantic" else None
         if mask.file.parent.name == "SegmentationObject" and class_file.is_file():
@@ -173,34 +169,24 @@ class _MaskReader:
             bitmap, category = parts == number, mask.category
             if classes is not None:
                 value = Counter(classes.values[bitmap].tolist()).most_common(1)[0][0]
-                category = self.names.get(value, classes.name(value))
-                if value not in self.names:
-                    self.unnamed.setdefault(value, f"{category} in {file}")
+                category = self.names.get(value, value_name(value, classes.colored))
+                if value not in {*self.names, *self.unnamed}:
+                    self.unnamed.add(value)
+                    what, example = "categories without names are numbered", f"{category} in {file}"
+                    conversion.findings.add(what, _NAME_ALL, example, "category")
             yield object_from_bitmap(category, bitmap, file)
 
     def report(self, root: Path) -> None:
         """Report values without names, and raise DataError if masks can have several meanings."""
         conversion = self.conversion
-        if self.unnamed:
-            text = "Name all values in class_names.txt, one per line from 0."
-            if max(self.unnamed) > _MAX_VALUE:
-                colors = [(v & 255, v >> 8 & 255, v >> 16) for v in sorted(self.unnamed)]
-                lines = [f"NAME{n}:{r},{g},{b}::" for n, (r, g, b) in enumerate(colors)]
-                listed = " ".join(lines[:_MAX_TEMPLATE]) + " ..." * (len(lines) > _MAX_TEMPLATE)
-                text = f"Name the colors in labelmap.txt, one per line: {listed}"
-            what, example = (
-                "categories without names are numbered",
-                next(iter(self.unnamed.values())),
-            )
-            conversion.findings.add(what, text, example, "category", len(self.unnamed))
         union, doubts, count = set[int]().union(*self.sets), self.doubts, len(self.sets)
         for code, dataset in _CODES.items():
-            if coded := _coded(union, code):
+            if (coded := _coded(union, code)) and not self.colored:
                 text = f"have values of category * {code} + number, as in {dataset}, which is not "
                 text += "supported: to keep the categories, convert them to COCO json"
                 doubts[text] = [str(coded[:2])] * count
         if 1 < len(union) <= _MAX_CLASSES:
-            shown = [self.shown[value] for value in sorted(union)]
+            shown = [value_name(value, self.colored) for value in sorted(union)]
             gaps = sum(values != set(range(1, len(values) + 1)) for values in self.sets)
             if count > 2 and gaps:
                 text = "have only a few values that recur, as classes do"
@@ -263,14 +249,6 @@ def find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]]
             masks[found.image].append(found)
         else:
             unmatched.append(file)
-    matched = [mask for files in masks.values() for mask in files]
-    categories = sorted({mask.category for mask in matched} - {_CATEGORY})
-    for mask in matched if categories else ():
-        if mask.category == _CATEGORY:
-            raise DataError(
-                f"{mask.file}: is next to folders of categories ({', '.join(categories)}): move it "
-                "into the folder of its category, or remove the folders if they are not categories"
-            )
     return masks, unmatched
 
 
@@ -309,13 +287,11 @@ def _match(file: Path, key: _Key, images: Mapping[_Key, Path]) -> _MaskFile | No
 
 def _read(mask: _MaskFile, size: tuple[int, int], conversion: Conversion) -> LabelImage:
     """Read a mask file. A binary mask with gray edges is thresholded at half of its maximum."""
-    suffix = mask.file.suffix.lower()
-    is_lossless = suffix in _LOSSLESS or (suffix == ".webp" and is_lossless_webp(mask.file))
-    if not is_lossless and conversion.masks != "connected":
+    if mask.file.suffix.lower() not in _LOSSLESS and conversion.masks != "connected":
         raise DataError(
-            f"{mask.file}: masks need a lossless format ({', '.join(sorted(_LOSSLESS))}, lossless "
-            "WebP): JPEG changes the values at edges. If it has only black and white, choose "
-            "`detlite init --masks connected`"
+            f"{mask.file}: masks need a lossless format ({', '.join(sorted(_LOSSLESS))}): JPEG "
+            "changes the values at edges. If it has only black and white, choose `detlite init "
+            "--masks connected`"
         )
     image = read_label_image(mask.file, size)
     if image.void:
@@ -335,15 +311,11 @@ def _read(mask: _MaskFile, size: tuple[int, int], conversion: Conversion) -> Lab
 
 
 def _coded(values: set[int], code: int) -> list[int]:
-    """Return the values of category * code + number, if they are few compared with their range.
-
-    A multiple of ten codes is an ignored region of MOTS.
-    """
-    coded = sorted(x for x in values if code <= x < 1 << 16 and x % (10 * code))
-    if len(coded) < _MIN_CODED or max(x % code for x in coded) > code // 4:
+    """Return the values of category * code + number, if they are few compared with their range."""
+    coded = sorted(value for value in values if value >= code)
+    if len(coded) < _MIN_CODED or max(value % code for value in coded) > code // 4:
         return []
-    span = coded[-1] - coded[0]
-    return coded if coded[0] // code < coded[-1] // code and len(coded) < span / 4 else []
+    return coded if len(coded) < (coded[-1] - coded[0]) / 4 else []
 
 
 def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
@@ -354,17 +326,15 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
         return
     owners = np.zeros(pieces.max() + 1, values.dtype)
     owners[pieces] = values
-    for value, count in Counter(owners[1:].tolist()).items():
-        if count > 1:
-            example = f"{count} pieces of the value {mask.name(value)}"
-            yield "have a value of several separate pieces", example
-            break
-    corners = {int(values[y, x]) for y in (0, -1) for x in (0, -1)}
-    if len(corners) == 1 and (value := corners.pop()) and (values == value).mean() > 0.5:
+    counts = Counter(owners[1:].tolist())
+    if several := [value for value, count in counts.items() if count > 1]:
+        example = f"{counts[several[0]]} pieces of the value {value_name(several[0], mask.colored)}"
+        yield "have a value of several separate pieces", example
+    corners = {*values[[0, 0, -1, -1], [0, -1, 0, -1]].tolist()}
+    value = min(corners)
+    if values.min() > 0 or (value and len(corners) == 1 and (values == value).mean() > 0.5):
         text = "have a background that is not 0 and would count as an object"
-        yield text, f"the value {mask.name(value)} at all corners"
-    elif values.size and values.min() > 0:
-        yield "have no background", "no value 0"
+        yield text, f"the value {value_name(value, mask.colored)} at a corner"
 
 
 def _class_names(tree: FileTree) -> dict[int, str]:

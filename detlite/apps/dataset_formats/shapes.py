@@ -69,14 +69,12 @@ class Shape:
 class ImageLabels:
     """The labels of an image: its name in the file, its shapes, and its (height, width) if known.
 
-    `file` is the image file if the label file contained the image; `split` is the one of a label
-    file of many images.
+    `split` is the one of a label file of many images.
     """
 
     name: str
     shapes: list[Shape] = field(default_factory=list)
     size: Sequence[Any] = (0, 0)
-    file: Path | None = None
     split: str | None = None
 
 
@@ -96,7 +94,7 @@ def read_shapes(
     for file in tree.with_suffix(suffix):
         with conversion.collect():
             for labels in labels_of(file, tree, conversion):
-                path = labels.file or tree.image(labels.name, file, one_each)
+                path = tree.image(labels.name, file, one_each)
                 used.add(path)
                 if one_each and tree.has_other_image(file, path):
                     text = "The image that is named in the file is used."

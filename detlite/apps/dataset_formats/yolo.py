@@ -7,18 +7,17 @@ is `category x y width height` with the center of the box, maybe followed by a s
 or a polygon `category x1 y1 x2 y2 x3 y3 ...`, as fractions of the image size.
 """
 
-import itertools
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from detlite.config import ConfigError, parse_yaml
+from detlite.data.annotations.ids import parse_number
 from detlite.files.errors import DataError, short_repr
 
 from .file_tree import SPLITS, UNLISTED, FileTree, read_lines
@@ -28,25 +27,21 @@ from .shapes import Shape, check_size, to_objects, unused_images
 _TOLERANCE = 0.01  # accepted distance of rounded coordinates from the image, as a fraction
 _YAML = (".yaml", ".yml")
 _NAME_FILES = re.compile(r"classes\.txt|.*\.names|_darknet\.labels")
-_MIN_POSES, _MAX_POSES = 4, 1000  # labels that show that keypoints are meant
+_ANGLE = (
+    "its sixth number seems to be the angle of a rotated box: export it as four corners "
+    "`category x1 y1 x2 y2 x3 y3 x4 y4` in fractions, which are read"
+)
+_SIXTH = "Scores and track numbers are not used. If they are angles, export four corners instead."
 _LABEL_LINE = re.compile(r"\s*\d+(\.0+)?(\s+[-+.\deE]+){4,}\s*$")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _LabelInfo:
-    """The meaning of labels, and their sixth numbers.
-
-    Attributes:
-        names, keypoints: names of categories and keypoints.
-        dimensions: number of values of a keypoint; 2: no visibility.
-        sixth: numbers after boxes, and the line of the first one.
-    """
+    """The names of categories and keypoints, and the values of a keypoint; 2: no visibility."""
 
     names: Sequence[str]
     keypoints: Sequence[str] = ()
     dimensions: int = 3
-    sixth: list[float] = field(default_factory=list)
-    first: str = ""
 
 
 def is_yolo(tree: FileTree, named: bool = True) -> bool:
@@ -59,11 +54,6 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     """Read all images, or those listed in data.yaml or obj.data. Some may have no text file."""
     file, content = _description(tree, conversion)
     labels = _read_keypoints(content, file)
-    if "kpt_shape" not in content and _are_poses(tree):
-        raise DataError(
-            f"{file}: all labels look like a box with keypoints. Write kpt_shape: [number of "
-            "points, 2 or 3] into data.yaml, or kpt_shape: [0, 3] if they are polygons"
-        )
     base = tree.locate(str(content.get("path") or "."), file.parent) or file.parent
     splits: dict[str | None, list[Path]] = {}
     for key, value in content.items():
@@ -84,13 +74,12 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             size = check_size(image, (0, 0), text_file, conversion)
             if text_file is None and (other := image.with_suffix(".xml")).is_file():
                 raise DataError(f"{other}: the labels of other images are text files; convert one")
-            shapes = list(_read_shapes(text_file, size, labels))
+            shapes = list(_read_shapes(text_file, size, labels, conversion))
             objects = to_objects(shapes, size, str(text_file), conversion)
             labeled.append(LabeledImage(image, size, objects, split))
             if text_file and owners.setdefault(text_file, image) != image:
                 text = "Each has all of its objects. Rename one, or delete it if they are copies."
                 conversion.findings.add("images that share a label file", text, str(image), "image")
-    _judge_sixth(labels, conversion)
     labeled += unused_images(tree, {image for image, _ in listed}, UNLISTED)
     used = set(filter(None, map(_text_file, tree.images)))
     folders = {path.parent for path in used}
@@ -111,26 +100,25 @@ def _description(tree: FileTree, conversion: Conversion) -> tuple[Path, dict[str
     sources = list(_sources(tree))
     file, content = sources[0]
     named = [
-        (path, keys["names"])
+        (path, _category_names(keys["names"], path))
         for path, keys in sources
-        if keys.get("names")
         # Deeper YAML files may belong to code.
-        and (path.suffix not in _YAML or len(path.parts) <= len(file.parts))
+        if keys.get("names") and (path.suffix not in _YAML or len(path.parts) <= len(file.parts))
     ]
-    if named:
-        content.setdefault("names", named[0][1])
-    if "names" not in content:
+    if not named:
         lines = filter(_LABEL_LINE.match, _all_lines(tree))
         numbers = [int(float(line.split()[0])) for line in lines]
         count = content["nc"] if type(content.get("nc")) is int else max(numbers, default=0) + 1
-        content["names"] = [str(number) for number in range(count)]
+        named = [(file, [str(number) for number in range(count)])]
         text = "Add `names` to data.yaml, or a classes.txt with a name per line."
         conversion.findings.add("categories without names are numbered", text, str(file), "file")
-    content["names"] = _category_names(content, file)
-    for other, own in named:
-        if _category_names({"names": own}, other) != content["names"]:
-            raise DataError(f"{other}: its names differ from those of {file}: remove one of them")
-    return file, content
+    (first, names), *others = named
+    for other, own in others:
+        if own != names:
+            raise DataError(f"{other}: its names differ from those of {first}: remove one of them")
+    if str(content.get("nc", len(names))) != str(len(names)):
+        raise DataError(f"{file}: nc is {content['nc']}, but there are {len(names)} names")
+    return file, content | {"names": names}
 
 
 def _read_keypoints(content: dict[str, Any], file: Path) -> _LabelInfo:
@@ -146,23 +134,6 @@ def _read_keypoints(content: dict[str, Any], file: Path) -> _LabelInfo:
     if len(points) != count:
         raise DataError(f"{file}: kpt_names has {len(points)} names, but kpt_shape {count} points")
     return _LabelInfo(content["names"], list(map(str, points)), dimensions)
-
-
-def _judge_sixth(labels: _LabelInfo, conversion: Conversion) -> None:
-    """Report the sixth numbers of lines as scores or tracks. Raises DataError for angles."""
-    numbers, corners = labels.sixth, "four corners `category x1 y1 x2 y2 x3 y3 x4 y4`"
-    if not numbers:
-        return
-    what, effect = "scores after boxes", "They are not used: all labels are trained on. If they "
-    effect += f"are angles, export rotated boxes as {corners}."
-    if all(number == int(number) for number in numbers) and max(numbers) > 1:
-        what, effect = "track numbers after boxes", "They are not used."
-    elif min(numbers) < 0 or max(numbers) > 1:
-        raise DataError(
-            f"{labels.first}: its sixth number seems to be the angle of a rotated box: export it "
-            f"as {corners} in fractions, which are read"
-        )
-    conversion.findings.add(what, effect, labels.first, "label line", len(numbers))
 
 
 def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -208,42 +179,19 @@ def _all_lines(tree: FileTree) -> Iterator[str]:
         yield from read_lines(file)
 
 
-def _are_poses(tree: FileTree) -> bool:
-    """Return True if all polygons have as many numbers, and would be boxes around keypoints."""
-    lines = itertools.islice(filter(_LABEL_LINE.match, _all_lines(tree)), _MAX_POSES)
-    rows = [[float(field) for field in line.split()[1:]] for line in lines]
-    rows = [row for row in rows if len(row) > 8]  # oriented boxes have 8
-    return len(rows) >= _MIN_POSES and len({*map(len, rows)}) == 1 and all(map(_is_pose, rows))
-
-
-def _is_pose(values: Sequence[float]) -> bool:
-    """Return True if the first four numbers are a box that contains the points of the others."""
-    x, y, w, h = values[:4]
-    return any(
-        (len(values) - 4) % step == 0
-        and all(abs(value - x) <= w * 0.55 for value in values[4::step])
-        and all(abs(value - y) <= h * 0.55 for value in values[5::step])
-        and (step == 2 or {*values[6::3]} <= {0, 1, 2})
-        for step in (2, 3)
-    )
-
-
-def _category_names(content: dict[str, Any], file: Path) -> list[str]:
+def _category_names(names: Any, file: Path) -> list[str]:
     """Return the category names, from a list or a mapping {0: name, ...}."""
-    names = content["names"]
     if isinstance(names, dict):
         numbered = {int(k) if str(k).isdecimal() else k: name for k, name in names.items()}
         if set(numbered) == set(range(len(names))):
             names = [numbered[number] for number in range(len(names))]
-    if not isinstance(names, list) or not names:
+    if not isinstance(names, list):
         raise DataError(
             f"{file}: names is {short_repr(names)}, not a list or a mapping {{0: name, ...}}"
         )
-    names = [str(name) for name in names]
+    names = list(map(str, names))
     if len(set(names)) < len(names):
         raise DataError(f"{file}: names contains a duplicate: {short_repr(names)}")
-    if str(content.get("nc", len(names))) != str(len(names)):
-        raise DataError(f"{file}: nc is {content['nc']}, but there are {len(names)} names")
     return names
 
 
@@ -294,7 +242,9 @@ def _label_files(image: Path) -> list[Path]:
     return [*files, sibling] if positions else [sibling, *files]
 
 
-def _read_shapes(file: Path | None, size: tuple[int, int], labels: _LabelInfo) -> Iterator[Shape]:
+def _read_shapes(
+    file: Path | None, size: tuple[int, int], labels: _LabelInfo, conversion: Conversion
+) -> Iterator[Shape]:
     for number, line in enumerate(read_lines(file) if file else [], start=1):
         if fields := line.split():
             shape = Shape("", where=f", line {number}")
@@ -303,25 +253,23 @@ def _read_shapes(file: Path | None, size: tuple[int, int], labels: _LabelInfo) -
             except ValueError as error:
                 shape.problem = str(error)
             if len(fields) == 6 and not shape.problem:
-                labels.sixth.append(float(fields[5]))
-                labels.first = labels.first or f"{file}, line {number}"
+                example = f"{file}, line {number}"
+                conversion.findings.add("a number after boxes", _SIXTH, example, "label line")
             yield shape
 
 
 def _read_line(shape: Shape, fields: list[str], size: tuple[int, int], labels: _LabelInfo) -> None:
     """Set the category, the corners and the keypoints of a shape. Raises ValueError."""
-    height, width = size
-    try:
-        category, *values = map(float, fields)
-    except ValueError as error:
-        values = [float(field) for field in fields[1:] if _is_number(field)]
+    category = parse_number(fields[0])
+    values = [number for number in map(parse_number, fields[1:]) if number is not None]
+    if category is None or len(values) + 1 < len(fields):
         shape.corners = _corners(values, size) if len(values) == 4 else ()
-        raise ValueError(f"needs a category number and fractions ({error})") from error
-    points, step = list[float](), labels.dimensions
+        raise ValueError(f"needs a category number and fractions, not {short_repr(fields)}")
+    points, sixth, step = list[float](), 0.0, labels.dimensions
     if labels.keypoints and len(values) == 4 + step * len(labels.keypoints):
         values, points = values[:4], values[4:]
-    elif len(values) == 5:  # and a score, a track or an angle
-        values = values[:4]
+    elif len(values) == 5:
+        *values, sixth = values
     shape.polygon = len(values) != 4
     if shape.polygon and (len(values) < 6 or len(values) % 2):
         raise ValueError(
@@ -329,6 +277,8 @@ def _read_line(shape: Shape, fields: list[str], size: tuple[int, int], labels: _
             "of at least three points"
         )
     shape.corners = _corners(values, size)
+    if sixth < 0 or (sixth > 1 and not sixth.is_integer()):
+        raise ValueError(_ANGLE)
     if category not in range(len(labels.names)):
         raise ValueError(f"category {category:g} must be in 0..{len(labels.names) - 1}")
     shape.category = labels.names[int(category)]
@@ -339,6 +289,7 @@ def _read_line(shape: Shape, fields: list[str], size: tuple[int, int], labels: _
             raise ValueError(f"{value:g} {text}")
     if unknown := [visibility for *_, visibility in triples if visibility not in (0, 1, 2)]:
         raise ValueError(f"visibility {unknown[0]:g} is not 0, 1 or 2")
+    height, width = size
     shape.keypoints = {
         # Without visibilities, (0, 0) is not labeled.
         name: (x * width, y * height, int(v if step == 3 else 2 * bool(x or y)))
@@ -353,10 +304,3 @@ def _corners(values: Sequence[float], size: tuple[int, int]) -> list[float]:
         values = x - w / 2, y - h / 2, x + w / 2, y + h / 2
     height, width = size
     return [value * (height if k % 2 else width) for k, value in enumerate(values)]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

@@ -202,7 +202,7 @@ def test_invalid_arguments(make_coco_dataset, tmp_path, error_of):
         (with_boxes_outside(file), (), "18 of 18 boxes are outside of their images"),
         (none, (), "there is no such file or folder"),
         (none, ("--coco", other), "there is no such file or folder"),
-        (file, ("--coco", none), "is a COCO file already, so there is nothing to convert"),
+        (file, ("--coco", none), "is COCO json already: use it with `detlite init --data"),
         (file, ("--images", other), "name the folder that their names are relative"),
         *((file, ("--minutes", text), "must be above 0") for text in ("0", "-1", "nan", "1e308")),
         *((file, ("--coco", none, *words), f"{words[0]} has no effect on --coco")

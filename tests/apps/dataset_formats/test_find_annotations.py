@@ -105,7 +105,7 @@ def test_single_labeled_image_is_not_split(yolo_folder):
         (yolo_folder / f"labels/{number}.txt").unlink()
     sets, summary = find_sets(yolo_folder)
     assert list(sets) == ["train"]
-    assert "only one image has an object" in summary
+    assert "only one image, or group of images, has objects" in summary
 
 
 def test_both_sets_need_the_same_categories(yolo_folder, tmp_path, image, text):
@@ -126,12 +126,12 @@ def test_convert_keeps_the_splits(yolo_folder, tmp_path, text):
         text(yolo_folder / f"{name}.txt", "".join(f"images/{n}.jpg\n" for n in numbers))
     files, _ = convert(yolo_folder, tmp_path / "out.json")
     assert [file.name for file in files] == ["out_train.json", "out_val.json"]
-    with pytest.raises(DataError, match="is a COCO file already, so there is nothing to convert"):
+    with pytest.raises(DataError, match="is COCO json already: use it with"):
         convert(files[0], tmp_path / "again.json")
     convert(yolo_folder, yolo_folder / "all.json")
     convert(yolo_folder, yolo_folder / "all.json")  # its output is not read as an input
     (yolo_folder / "data.yaml").unlink()
-    with pytest.raises(DataError, match=r"all_train\.json: is a COCO file already"):
+    with pytest.raises(DataError, match=r"all_train\.json: is COCO json already"):
         convert(yolo_folder, tmp_path / "again.json")
 
 
@@ -233,7 +233,7 @@ def test_label_file_of_another_format(tmp_path, image, text):
     content = json.dumps({"shapes": [box], "imagePath": "a.jpg"})
     file = text(tmp_path / "annotations/a.json", content)
     sets, summary = find_sets(file)
-    assert summary.startswith("read as LabelMe; only one image has an object")
+    assert summary.startswith("read as LabelMe; only one image")
     assert sets["train"].annotations == tmp_path / "annotations/detlite/a_train.json"
     assert sets["train"].images == tmp_path / "images"
 

