@@ -153,8 +153,6 @@ def timm_pixels(name: str) -> tuple[list[float], list[float]] | None:
 
     Without a tag, those of the default weights. None: timm is missing, or has no such weights.
     """
-    if name.startswith("tf_efficientnet_lite"):  # these backbones work without timm
-        return [0.5] * 3, [0.5] * 3
     try:
         import timm
 

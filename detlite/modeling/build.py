@@ -1,19 +1,25 @@
 """Build a model from the config."""
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from yacs.config import CfgNode
 
 from detlite.config import default_config
 from detlite.errors import ConfigError
 from detlite.registry import Registry
 
-from .allocation_limit import AllocationLimit
 from .detection_model import DetectionModel
 
 _FREEZE_AT = default_config().MODEL.BACKBONE.FREEZE_CONV_BODY_AT
+_NEW = {
+    torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange,
+    torch.linspace, torch.eye,
+}  # fmt: skip
 META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry("detector")
 
 
@@ -66,6 +72,36 @@ def _check_ignored_keys(cfg: CfgNode, model: DetectionModel) -> None:
             raise ConfigError(
                 f"{key} is set, but {part} ignores it: remove it, or implement it and {remedy}"
             )
+
+
+class AllocationLimit(TorchFunctionMode):
+    """Raise a ConfigError before new tensors need much more memory than a file of weights has.
+
+    A stored config of some hundred bytes can describe a model of any size.
+
+    Args:
+        file_bytes: size of the file with the weights of the model.
+    """
+
+    def __init__(self, file_bytes: int) -> None:
+        super().__init__()
+        self._file_bytes = file_bytes
+        # The file may have weights of half the precision, and initialization needs memory.
+        self._left: float = 4 * file_bytes + (1 << 26)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _NEW:
+            try:  # a tensor on "meta" has only a size
+                size = func(*args, **{**(kwargs or {}), "device": "meta"}).nbytes
+            except RuntimeError:  # more bytes than numbers of 64 bits
+                size = math.inf
+            self._left -= size + (1 << 14)  # Python's objects around it
+            if self._left < 0:
+                raise ConfigError(
+                    "the config describes a model that is much larger than its weights, whose file "
+                    f"has {self._file_bytes} bytes"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 def torch_device(name: str) -> torch.device:

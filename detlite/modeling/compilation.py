@@ -8,7 +8,6 @@ import contextlib
 import copy
 import functools
 import logging
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from detlite.errors import ConfigError, one_line
-from detlite.files import cache
 from detlite.structures.instances import GroundTruth, Images, Proposals
 
 from .detection_model import DetectionModel
@@ -34,9 +32,9 @@ _COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
 def compile_losses(model: DetectionModel, backend: str = "inductor") -> DetectionModel:
     """Compile the losses of a model, in place, and return it.
 
-    Compiling takes a minute or more in the first step. The result is kept in detlite's cache
-    folder. Images may have any sizes. Losses, gradients and random numbers are those of the
-    uncompiled model, up to rounding. Copies of the model are not compiled.
+    Compiling takes a minute or more in the first step. torch keeps the result in the folder of the
+    variable TORCHINDUCTOR_CACHE_DIR. Images may have any sizes. Losses, gradients and random
+    numbers are those of the uncompiled model, up to rounding. Copies of the model are not compiled.
 
     If the compiler does not work here, log a warning and leave the model unchanged.
 
@@ -211,14 +209,8 @@ def _mark(tensor: Tensor | None, *dimensions: int) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def compiler_works(device: torch.device, backend: str = "inductor") -> bool:
-    """Prepare the compiler; return False, after a warning, if it does not work."""
-    _keep_results()
-    return _works(device, backend)
-
-
 @functools.cache  # warn once
-def _works(device: torch.device, backend: str) -> bool:
+def compiler_works(device: torch.device, backend: str = "inductor") -> bool:
     """Compile a small function; return False, after a warning, if the compiler does not work."""
     try:
         torch.compile(_increment, backend=backend)(torch.zeros(8, device=device))
@@ -229,26 +221,6 @@ def _works(device: torch.device, backend: str) -> bool:
         )  # fmt: skip
         return False
     return True
-
-
-def _keep_results() -> None:
-    """Make torch keep compiled code in detlite's cache folder, unless a folder is chosen.
-
-    Files that were not read for 30 days are deleted. The compiler creates them again if needed.
-    """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    parent, chosen = cache.folder(), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    # torch sets the variable to a folder in /tmp when its compiler is imported.
-    if parent is None or chosen not in (None, default_cache_dir()):
-        return
-    folder = parent / "compiled"
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            status = file.stat()
-            if max(status.st_atime, status.st_mtime) < time.time() - 30 * 86400 and file.is_file():
-                file.unlink()
 
 
 def _increment(x: Tensor) -> Tensor:

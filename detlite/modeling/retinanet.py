@@ -88,7 +88,6 @@ class RetinaNet(DetectionModel):
         alpha, gamma: of the focal loss.
         score_thresh: predicted boxes need a higher score.
         pre_nms: the largest number of boxes of a level before suppression.
-        class_scores: predicted boxes contain the scores of all classes.
     """
 
     supported_outputs = ("class_scores",)
@@ -112,7 +111,6 @@ class RetinaNet(DetectionModel):
         box_loss: BoxLoss,
         score_thresh: float,
         pre_nms: int,
-        class_scores: bool = False,
     ) -> None:
         super().__init__(normalizer, backbone, postprocess, num_classes)
         self.head = head
@@ -123,7 +121,6 @@ class RetinaNet(DetectionModel):
         self.box_loss = box_loss
         self.score_thresh = score_thresh
         self.pre_nms = pre_nms
-        self.class_scores = class_scores
         self.first_label = 0 if self.convention.retinanet_scores_background else 1
         if self.convention.retinanet_loss_normalizer == "moving":
             self.register_buffer("moving_foreground", torch.tensor(self.START))
@@ -186,7 +183,7 @@ class RetinaNet(DetectionModel):
         anchor, label = index // logits.shape[2], index % logits.shape[2] + self.first_label
         boxes = self.box_coder.decode(gather(deltas, anchor), anchors[anchor])
         more = {}
-        if self.class_scores:  # without the background
+        if "class_scores" in self.extra_outputs:  # without the background
             more["class_scores"] = gather(scores[..., 1 - self.first_label :], anchor)
         return PredictedBoxes(boxes, best, label, valid, more)
 
@@ -228,7 +225,6 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
         box_loss=build_box_loss(cfg, "RETINANET"),
         score_thresh=node.INFERENCE_TH,
         pre_nms=node.PRE_NMS_TOP_N,
-        class_scores="class_scores" in cfg.TEST.EXTRA_OUTPUTS,
     )
 
 

@@ -238,11 +238,8 @@ def test_losses_are_compiled_on_request(plates_config, monkeypatch):
 @pytest.fixture
 def empty_compiler(tmp_path, monkeypatch):
     """Return the empty folder of the compiler's files."""
-    monkeypatch.setenv("DETLITE_CACHE", str(tmp_path / "cache"))
-    # Set and deleted, so that monkeypatch also removes what the test sets.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    yield tmp_path / "cache" / "compiled"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    yield tmp_path
     torch._dynamo.reset()
 
 

@@ -1,7 +1,5 @@
 """Compiled losses, gradients and detections are the same as without the compiler."""
 
-import os
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from copy import deepcopy
@@ -12,14 +10,12 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compilers import nop
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from detlite.engine.train_step import TrainStep
 from detlite.errors import ConfigError
 from detlite.inference.optimize import PARTS, optimize
-from detlite.modeling import compilation
 from detlite.modeling.build import build_model
-from detlite.modeling.compilation import compile_losses, compile_parts
+from detlite.modeling.compilation import compile_losses, compile_parts, compiler_works
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training, use_static_shapes
 from detlite.structures.instances import Images
@@ -40,7 +36,7 @@ def empty_compiler(tmp_path, monkeypatch) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     yield
     torch._dynamo.reset()
-    compilation._works.cache_clear()
+    compiler_works.cache_clear()
 
 
 def loss_and_gradients(model: DetectionModel, batch: Batch) -> Any:
@@ -257,24 +253,3 @@ def test_errors_of_the_compiler_name_the_key(tiny_config, gradients):
     compile_losses(model, backend)
     with pytest.raises(ConfigError, match=r"unsupported operator\).*set MODEL\.COMPILE False"):
         step([torch.ones(3, 8, 8)], [{}])
-
-
-@pytest.mark.parametrize("chosen", [None, "default", "own"])
-def test_the_result_is_kept_in_the_cache_unless_a_folder_is_chosen(tmp_path, monkeypatch, chosen):
-    name, own = "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "own")
-    monkeypatch.setenv("DETLITE_CACHE", str(tmp_path / "cache"))
-    if chosen is None:
-        monkeypatch.delenv(name)
-    else:  # torch sets its default when its compiler is imported
-        monkeypatch.setenv(name, default_cache_dir() if chosen == "default" else own)
-    folder = tmp_path / "cache" / "compiled"
-    folder.mkdir(parents=True)
-    days_ago = {"used": time.time() - 29 * 86400, "unused": time.time() - 31 * 86400}
-    for file, seconds in days_ago.items():
-        (folder / file).touch()
-        os.utime(folder / file, (seconds, 0))
-    model: Any = OneWeight()
-    compile_losses(model, "eager")
-    assert os.environ[name] == (own if chosen == "own" else str(folder))
-    assert (folder / "used").exists()
-    assert (folder / "unused").exists() == (chosen == "own")

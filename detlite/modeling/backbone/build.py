@@ -62,22 +62,14 @@ class Backbone(nn.Sequential):
 BuildBody = Callable[[CfgNode, Sequence[int]], Any]
 BODIES: Registry[BuildBody] = Registry(
     "backbone",
-    {
-        **{f"R-{depth}": "detlite.modeling.backbone.resnet" for depth in (18, 34, 50, 101, 152)},
-        **{f"ViT-{size}": "detlite.modeling.backbone.vit" for size in "TSBLH"},
-        "timm": "detlite.modeling.backbone.timm",  # all names timm/...
-    },
+    {"timm": "detlite.modeling.backbone.timm"},  # all names timm/...
 )
 # Calls its second argument with the strides of the maps that it needs, which returns the body.
 BuildNeck = Callable[[CfgNode, Callable[[Sequence[int]], Any]], Backbone]
 NECKS: Registry[BuildNeck] = Registry("neck")
 # Networks that are not combined of a body and a neck by name.
 BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry(
-    "backbone",
-    {
-        "MobileNetV3-Large-FPN": "detlite.modeling.backbone.mobilenet",
-        "FBNet": "detlite.modeling.backbone.fbnet",
-    },
+    "backbone", {"FBNet": "detlite.modeling.backbone.fbnet"}
 )
 
 

@@ -11,11 +11,11 @@ from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
 
-from .group_norm import GroupNorm
-
 # Constructor of a norm from its number of channels.
 Norm = Callable[[int], nn.Module]
 BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
+_CACHE_SIZE = 2**18  # numbers that stay in the cache until they are read again
+_EXACT_PIXELS = 2**12  # pixels whose sum in float32, one by one, is exact to a millionth
 
 
 class FrozenBatchNorm2d(nn.Module):
@@ -158,6 +158,45 @@ class LevelBatchNorm(nn.ModuleList):
         if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.affine:
             return x
         return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group norm that is exact and fast on channels-last maps on a CPU.
+
+    Wu & He, https://arxiv.org/abs/1803.08494.
+
+    torch adds up the pixels of such maps one by one in float32. On 400 x 608 pixels the fourth
+    digit is lost, which moves boxes by some hundredths of a pixel. Its backward pass is slow in
+    bfloat16, but not in float32.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize [B, C, H, W]."""
+        if (
+            torch.compiler.is_compiling()  # a graph must not depend on the size of a map
+            or x.device.type != "cpu"
+            or not x.is_contiguous(memory_format=torch.channels_last)
+        ):
+            return super().forward(x)
+        if self.training and torch.is_grad_enabled():  # torch's sums are exact enough for it
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            parameters = self.weight.to(dtype), self.bias.to(dtype)
+            return F.group_norm(x.to(dtype), self.num_groups, *parameters, self.eps).to(x.dtype)
+        if x.dtype != torch.float32 or x.shape[2] * x.shape[3] <= _EXACT_PIXELS:
+            return super().forward(x)
+        values = x.permute(0, 2, 3, 1).flatten(1, 2)  # [B, H W, C]
+        mean = self._group_means(values.mean(dim=1))
+        rows = max(1, _CACHE_SIZE // (values.shape[0] * values.shape[2]))
+        squares = [(part - mean).square_().sum(dim=1) for part in values.split(rows, dim=1)]
+        variance = self._group_means(torch.stack(squares).sum(dim=0) / values.shape[1])
+        scale = (variance + self.eps).rsqrt() * self.weight
+        normalized = torch.addcmul(self.bias - mean * scale, values, scale)
+        return normalized.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
+
+    def _group_means(self, means: Tensor) -> Tensor:
+        """Average means [B, C] over groups, and repeat them for each channel: [B, 1, C]."""
+        groups = means.unflatten(1, (self.num_groups, -1)).mean(dim=2, keepdim=True)
+        return groups.expand(-1, -1, means.shape[1] // self.num_groups).flatten(1)[:, None]
 
 
 def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -> nn.GroupNorm:

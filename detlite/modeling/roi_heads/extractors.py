@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
+from detlite.modeling.backbone.resnet import ResNetOptions, build_resnet_options, make_stage
 from detlite.modeling.layers.conv_block import conv_block, init_xavier
 from detlite.modeling.layers.norm import Norm, build_optional_norm
 from detlite.registry import Registry
@@ -41,11 +42,8 @@ class Extractor(nn.Module):
 
 BuildExtractor = Callable[[CfgNode, Backbone], Extractor]
 _FBNET = {"FBNet": "detlite.modeling.backbone.fbnet"}
-# maskrcnn-benchmark has a name for each depth of the ResNet; here CONV_BODY determines the depth.
-CONV5_NAMES = [f"ResNet{depth}Conv5ROIFeatureExtractor" for depth in ("", "50", "101")]
-_CONV5 = dict.fromkeys(CONV5_NAMES, "detlite.modeling.roi_heads.conv5_extractor")
-BOX_EXTRACTORS: Registry[BuildExtractor] = Registry("box feature extractor", _FBNET | _CONV5)
-MASK_EXTRACTORS: Registry[BuildExtractor] = Registry("mask feature extractor", _FBNET | _CONV5)
+BOX_EXTRACTORS: Registry[BuildExtractor] = Registry("box feature extractor", _FBNET)
+MASK_EXTRACTORS: Registry[BuildExtractor] = Registry("mask feature extractor", _FBNET)
 KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry("keypoint feature extractor", _FBNET)
 _REGISTRIES = {
     "ROI_BOX_HEAD": BOX_EXTRACTORS,
@@ -111,6 +109,24 @@ class ConvFeatureExtractor(Extractor):
         return x if self.fc6 is None else F.relu(self.fc6(x.flatten(1)))
 
 
+class ResNetConv5ROIFeatureExtractor(Extractor):
+    """Pools from a C4 map and applies the last stage of a ResNet (Faster R-CNN).
+
+    With `dilation` 2 the stage keeps the size of the map.
+    """
+
+    def __init__(self, pooler: Pooler, options: ResNetOptions, dilation: int = 1) -> None:
+        super().__init__()
+        self.pooler = pooler
+        self.res5 = make_stage(options, 5, stride=2 // dilation, dilation=dilation)
+        self.out_channels = options.channels(5)
+        self.out_resolution = -(-pooler.resolution * dilation // 2)
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Compute [R, 2 C, S / 2, S / 2] from [R, C, S, S]."""
+        return self.res5(pooled)
+
+
 def build_extractor(cfg: CfgNode, backbone: Backbone, section: str) -> Extractor:
     """Build the extractor of MODEL.<section>: "ROI_BOX_HEAD", "ROI_MASK_HEAD", ..."""
     name, key = cfg.MODEL[section].FEATURE_EXTRACTOR, f"MODEL.{section}.FEATURE_EXTRACTOR"
@@ -137,6 +153,19 @@ def _build_convs(
     return ConvFeatureExtractor(pooler, channels, widths, fc_width, norm, dilation, separable)
 
 
+def _build_conv5(cfg: CfgNode, backbone: Backbone, section: str) -> Extractor:
+    """Build the extractor of MODEL.<section> from the last stage of the ResNet of CONV_BODY."""
+    options = build_resnet_options(cfg)
+    if backbone.out_channels != options.channels(4):
+        raise ValueError(
+            f"MODEL.{section}.FEATURE_EXTRACTOR applies the stage res5 to {options.channels(4)} "
+            f"channels, but {cfg.MODEL.BACKBONE.CONV_BODY} has {backbone.out_channels}: use a C4 "
+            "backbone, or an FPN head such as FPN2MLPFeatureExtractor"
+        )
+    pooler = build_pooler(cfg, section, backbone)
+    return ResNetConv5ROIFeatureExtractor(pooler, options, cfg.MODEL.RESNETS.RES5_DILATION)
+
+
 for _section, _name, _separable in (
     ("ROI_BOX_HEAD", "FPNXconv1fcFeatureExtractor", False),
     ("ROI_BOX_HEAD", "SeparableXconv1fcFeatureExtractor", True),
@@ -146,3 +175,7 @@ for _section, _name, _separable in (
 ):
     _build = partial(_build_convs, section=_section, separable=_separable)
     _REGISTRIES[_section].register(_name)(_build)
+# maskrcnn-benchmark has a name for each depth of the ResNet; here CONV_BODY determines the depth.
+for _section in ("ROI_BOX_HEAD", "ROI_MASK_HEAD"):
+    _names = [f"ResNet{depth}Conv5ROIFeatureExtractor" for depth in ("", "50", "101")]
+    _REGISTRIES[_section].register(*_names)(partial(_build_conv5, section=_section))

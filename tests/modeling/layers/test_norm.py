@@ -4,9 +4,9 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
 
 from detlite.config import load_config
-from detlite.modeling.layers.group_norm import GroupNorm
 from detlite.modeling.layers.norm import (
     FrozenBatchNorm2d,
+    GroupNorm,
     LevelBatchNorm,
     build_norm,
     freeze_batch_norm,
@@ -107,6 +107,68 @@ def test_freezing_keeps_the_activation_of_timm_norms(name):
     torch.testing.assert_close(ours(x.clone()), norm(x.clone()))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     assert not list(ours.parameters())
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(7, 5), (1, 1), (81, 64)])
+@pytest.mark.parametrize("training", [False, True])
+def test_group_norm_matches_torch(memory_format, training, size):
+    norm = randomize(GroupNorm(4, 12, eps=1e-3))
+    x = torch.randn(2, 12, *size).contiguous(memory_format=memory_format)
+    expected = nn.functional.group_norm(
+        x.double(), 4, norm.weight.double(), norm.bias.double(), 1e-3
+    )
+    with torch.set_grad_enabled(training):
+        result = norm(x)
+    assert result.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_group_norm_of_large_maps_is_exact_in_evaluation(gradients):
+    x = torch.randn(1, 32, 200, 304).relu().contiguous(memory_format=torch.channels_last)
+    x.requires_grad_(gradients)
+    norm = GroupNorm(32, 32).eval()
+    expected, result = nn.functional.group_norm(x.double(), 32), norm(x).double()
+    torch.testing.assert_close(result, expected, atol=3e-6, rtol=0)
+    if gradients:
+        weights = torch.rand_like(result)
+        actual, right = (torch.autograd.grad((y * weights).sum(), x) for y in (result, expected))
+        torch.testing.assert_close(actual, right, atol=1e-5, rtol=1e-4)
+
+
+def test_group_norm_exports_for_any_size():
+    norm = GroupNorm(4, 8)
+
+    def maps(side):
+        return torch.rand(2, 8, side, side).contiguous(memory_format=torch.channels_last)
+
+    free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    with torch.no_grad():
+        program = torch.export.export(norm, (maps(100),), dynamic_shapes=free)
+        for side in (20, 130):  # below and above _EXACT_PIXELS
+            x = maps(side)
+            torch.testing.assert_close(program.module()(x), norm(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 12, 20, 17), (0, 12, 5, 5)])
+def test_gradients_of_group_norm_match_torch_in_float64(dtype, shape):
+    norm = randomize(GroupNorm(4, 12))
+    x = (torch.randn(shape) + 3).to(dtype).contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    gradient = torch.randn(shape).to(dtype)
+    norm(x).backward(gradient)
+    oracle = nn.GroupNorm(4, 12, dtype=torch.float64)
+    oracle.load_state_dict(norm.state_dict())
+    exact = x.detach().double().requires_grad_()
+    oracle(exact).backward(gradient.double())
+    assert (x.grad.dtype, norm.weight.grad.dtype) == (dtype, torch.float32)
+    assert x.grad.is_contiguous(memory_format=torch.channels_last)
+    for own, expected in ((x, exact), (norm.weight, oracle.weight), (norm.bias, oracle.bias)):
+        largest = expected.grad.abs().max().item() if expected.grad.numel() else 0
+        error = largest * (2**-7 if dtype == torch.bfloat16 else 1e-5)
+        torch.testing.assert_close(own.grad.double(), expected.grad, rtol=0, atol=error)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from detlite.modeling.backbone.windows import pad_to_multiple
 from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import freeze_batch_norm, uses_batch_statistics
 
-from .efficientnet_lite import SCALES, EfficientNetLite
 from .models import create_timm_model
 
 # Candidates for the multiple that images are padded to, in cells of the coarsest map. Transformers
 # with windows of 7 cells, for example, need a multiple of 7.
-_PADDING_CELLS = (1, 2, 4, 7, 8, 10, 12, 14, 16)
+_PADDING_CELLS: tuple[int, ...] = (1, 2, 4, 7, 8, 10, 12, 14, 16)
 _TEST_HEIGHT = 1344  # pixels, rounded up to the candidate
 
 
@@ -41,8 +40,7 @@ class TimmBackbone(nn.Module):
         checkpoint_activations: bool = False, drop_path: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        from_timm = name not in SCALES or drop_path or checkpoint_activations
-        net = create_timm_model(name, drop_path) if from_timm else EfficientNetLite(name)
+        net = create_timm_model(name, drop_path)
         # The last of several maps of a stride is the deepest.
         levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
         if not levels.keys() >= set(strides):
@@ -62,16 +60,15 @@ class TimmBackbone(nn.Module):
         if checkpoint_activations:
             _checkpoint(net, name)
         self.net = net
-        if from_timm:
-            _fix_padding(net)
-            self._set_padding_multiple(name, strides)
+        _fix_padding(net)
+        self._set_padding_multiple(name, strides)
 
     def _set_padding_multiple(self, name: str, strides: Sequence[int]) -> None:
         """Find the multiple that image sides must be padded to, by calls with fake tensors."""
+        problem, candidates = "", _PADDING_CELLS
         if type(self.net).__name__ == "MultiScaleVit":  # calls with fake tensors succeed
-            raise ValueError(_any_size_error(name, "it has positions for one image size only"))
-        problems = []
-        for cells in _PADDING_CELLS:
+            problem, candidates = "it has positions for one image size only", ()
+        for cells in candidates:
             self.padding_multiple = side = cells * strides[-1]
             height, width = -(-_TEST_HEIGHT // side) * side, side
             expected = [(height // stride, width // stride) for stride in strides]
@@ -79,18 +76,19 @@ class TimmBackbone(nn.Module):
                 sizes = [tuple(x.shape[2:]) for x in call_with_fake_tensors(self, height, width)]
                 if sizes == expected:
                     return
-                raise ValueError(f"its maps have {sizes} cells and not {expected}")
+                message = f"its maps have {sizes} cells and not {expected}"
             except (DataDependentOutputException, DynamicOutputShapeException):
                 return  # the failure does not depend on the size
             except Exception as error:  # the type depends on the model
                 message = str(error).partition("\n")[0] or type(error).__name__
-                problems.append(f"images of {height} x {width} pixels: {message}")
-        raise ValueError(_any_size_error(name, problems[0]))
+            problem = problem or f"images of {height} x {width} pixels: {message}"
+        raise ValueError(
+            f"MODEL.BACKBONE.CONV_BODY: timm's {name} does not support images of any size "
+            f"({problem}): use another model"
+        )
 
     def layers(self) -> list[list[nn.Parameter]]:
         """Return the parameters of each stage (or transformer block), the stem first."""
-        if isinstance(self.net, EfficientNetLite):
-            return self.net.layers()
         from timm.models import group_parameters
 
         matcher = self.net.group_matcher(coarse=True)
@@ -107,13 +105,6 @@ class TimmBackbone(nn.Module):
         return self.net.forward_intermediates(
             x, indices=self.indices, output_fmt="NCHW", intermediates_only=True
         )
-
-
-def _any_size_error(name: str, problem: str) -> str:
-    return (
-        f"MODEL.BACKBONE.CONV_BODY: timm's {name} does not support images of any size ({problem}): "
-        "use another model"
-    )
 
 
 def _freeze(net: Any, name: str, freeze_at: int) -> None:
