@@ -8,6 +8,7 @@ the names in the state dict are those of maskrcnn-benchmark (fbnet_modeldef.py).
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from detlite.modeling.layers.norm import build_norm
+from detlite.modeling.layers.norm import Norm, build_norm
 from detlite.modeling.roi_heads.extractors import (
     BOX_EXTRACTORS,
     KEYPOINT_EXTRACTORS,
@@ -110,69 +111,28 @@ class Block(NamedTuple):
         return -(-side * up // down)
 
 
+@dataclass(frozen=True)
 class Architecture:
-    """Creates the layers of MODEL.FBNET.
+    """Creates the layers of an architecture."""
 
-    Attributes:
-        norm: after each convolution that is not depthwise.
-        divisor: widths are rounded to a multiple of this.
-        first: channels and stride of the 3x3 convolution before the stages.
-        last: channels of the 1x1 convolution after the box head, before their factor.
-    """
-
-    def __init__(self, cfg: CfgNode) -> None:
-        node = cfg.MODEL.FBNET
-        self.norm = build_norm(cfg, {"bn": "BN", "gn": "GN", "af": "FrozenBN"}[node.BN_TYPE])
-        self.divisor: int = node.WIDTH_DIVISOR
-        self.last = 0
-        self._parts: Mapping[str, Sequence[int]]
-        if node.ARCH_DEF:
-            self._parse(node.ARCH_DEF)
-        elif node.ARCH in _ARCHITECTURES:
-            channels, groups, parts = _ARCHITECTURES[node.ARCH]
-            self.first = channels, 2
-            self._stages = [_expand(stage) for stage in groups]
-            self._parts = {"backbone": range(4), **parts}
-        else:
-            raise ValueError(
-                f"MODEL.FBNET.ARCH is {node.ARCH!r}, but must be one of "
-                f"{', '.join(_ARCHITECTURES)}. Describe your own architecture in "
-                "MODEL.FBNET.ARCH_DEF."
-            )
-
-    def _parse(self, text: str) -> None:
-        """Read an architecture from JSON in maskrcnn-benchmark's format."""
-        try:
-            content = json.loads(text)
-            config, operators = content["block_cfg"], content["block_op_type"]
-            self._stages = [
-                [(_KERNELS[name], *block) for name, block in zip(names, _expand(rows), strict=True)]
-                for rows, names in zip(config["stages"], operators, strict=True)
-            ]
-            every = range(len(self._stages))
-            own = {part: [every[k] for k in config[part]] for part in _PARTS if config.get(part)}
-            self._parts = {"backbone": every[:-1], **own}
-            self.first, self.last = (config["first"][0], config["first"][1]), config["last"][0]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"MODEL.FBNET.ARCH_DEF, with the operators {', '.join(_KERNELS)}, is not JSON such "
-                'as {"block_op_type": [["ir_k3"], ...], '
-                '"block_cfg": {"first": [32, 2], "stages": [[[1, 16, 1, 1]], ...], '
-                '"last": [0, 0.0], "backbone": [0], "rpn": [1], "bbox": [2]}}: '
-                f"{error!r}"
-            ) from error
+    norm: Norm  # after each convolution that is not depthwise
+    divisor: int  # widths are rounded to a multiple of this
+    first: tuple[int, int]  # channels and stride of the 3x3 convolution before the stages
+    stages: Sequence[Sequence[tuple[Any, ...]]]  # kernel, expansion, channels, stride of each block
+    parts: Mapping[str, Sequence[int]]  # the stages of "backbone", "rpn", "bbox", "mask", "kpts"
+    last: int = 0  # channels of the 1x1 convolution after the box head, before their factor
 
     def blocks(self, part: str) -> list[Block]:
         """Return the blocks of "backbone", "rpn", "bbox", "mask" or "kpts"."""
-        if part not in self._parts:
+        if part not in self.parts:
             raise ValueError(
                 f"the architecture of MODEL.FBNET has no stages for {part!r}, only for "
-                f"{', '.join(self._parts)}: use another head"
+                f"{', '.join(self.parts)}: use another head"
             )
         return [
             Block(f"xif{stage}_{number}", *block)
-            for stage in self._parts[part]
-            for number, block in enumerate(self._stages[stage])
+            for stage in self.parts[part]
+            for number, block in enumerate(self.stages[stage])
         ]
 
     def width(self, channels: float) -> int:
@@ -203,6 +163,44 @@ class Architecture:
         if relu:
             layers.add_module("relu", nn.ReLU(inplace=True))
         return layers
+
+
+def build_architecture(cfg: CfgNode) -> Architecture:
+    """Build the architecture of MODEL.FBNET."""
+    node = cfg.MODEL.FBNET
+    norm = build_norm(cfg, {"bn": "BN", "gn": "GN", "af": "FrozenBN"}[node.BN_TYPE])
+    if node.ARCH_DEF:
+        return Architecture(norm, node.WIDTH_DIVISOR, *_parse(node.ARCH_DEF))
+    if node.ARCH not in _ARCHITECTURES:
+        raise ValueError(
+            f"MODEL.FBNET.ARCH is {node.ARCH!r}, but must be one of {', '.join(_ARCHITECTURES)}. "
+            "Describe your own architecture in MODEL.FBNET.ARCH_DEF."
+        )
+    channels, groups, parts = _ARCHITECTURES[node.ARCH]
+    stages, parts = [_expand(stage) for stage in groups], {"backbone": range(4), **parts}
+    return Architecture(norm, node.WIDTH_DIVISOR, (channels, 2), stages, parts)
+
+
+def _parse(text: str) -> tuple[Any, ...]:
+    """Read the last four fields of an architecture from JSON in maskrcnn-benchmark's format."""
+    try:
+        content = json.loads(text)
+        config, operators = content["block_cfg"], content["block_op_type"]
+        stages = [
+            [(_KERNELS[name], *block) for name, block in zip(names, _expand(rows), strict=True)]
+            for rows, names in zip(config["stages"], operators, strict=True)
+        ]
+        every = range(len(stages))
+        own = {part: [every[k] for k in config[part]] for part in _PARTS if config.get(part)}
+        channels, stride = config["first"]
+        return (channels, stride), stages, {"backbone": every[:-1], **own}, config["last"][0]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"MODEL.FBNET.ARCH_DEF, with the operators {', '.join(_KERNELS)}, is not JSON such as "
+            '{"block_op_type": [["ir_k3"], ...], '
+            '"block_cfg": {"first": [32, 2], "stages": [[[1, 16, 1, 1]], ...], "last": [0, 0.0], '
+            f'"backbone": [0], "rpn": [1], "bbox": [2]}}}}: {error!r}'
+        ) from error
 
 
 def _expand(groups: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
@@ -255,7 +253,7 @@ class FBNetBackbone(nn.Module):
 
 @BACKBONES.register("FBNet")
 def _build_fbnet(cfg: CfgNode) -> Backbone:
-    body = FBNetBackbone(Architecture(cfg))
+    body = FBNetBackbone(build_architecture(cfg))
     return Backbone(body, nn.Identity(), body.out_channels, strides=(body.stride,), pooled=1)
 
 
@@ -274,7 +272,7 @@ class FBNetRPNHead(RPNHead):
 
 @RPN_HEADS.register("FBNet.rpn_head")
 def _build_rpn_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
-    return FBNetRPNHead(*Architecture(cfg).make_blocks("rpn", in_channels), anchors_per_cell)
+    return FBNetRPNHead(*build_architecture(cfg).make_blocks("rpn", in_channels), anchors_per_cell)
 
 
 class FBNetFeatureExtractor(Extractor):
@@ -309,7 +307,7 @@ def _build_extractor(cfg: CfgNode, backbone: Backbone, head: str, part: str) -> 
     """Build the extractor of MODEL.<head> from a part of the architecture."""
     pooler = build_pooler(cfg, head, backbone)
     last_scale = cfg.MODEL.FBNET.DET_HEAD_LAST_SCALE if part == "bbox" else 0.0
-    make, channels = Architecture(cfg), backbone.out_channels
+    make, channels = build_architecture(cfg), backbone.out_channels
     return FBNetFeatureExtractor(make, part, pooler, channels, last_scale)
 
 

@@ -7,7 +7,7 @@ from torchvision.models.mobilenetv2 import InvertedResidual as TorchvisionBlock
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone import build_backbone
-from detlite.modeling.backbone.fbnet import Architecture, Block, InvertedResidual
+from detlite.modeling.backbone.fbnet import Block, InvertedResidual, build_architecture
 from detlite.modeling.build import build_model
 from tests.builders import tiny_config
 
@@ -46,7 +46,7 @@ MASK = ["MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head_mask",
 
 def architecture(divisor=1, text=""):
     keys = ["MODEL.FBNET.WIDTH_DIVISOR", divisor, "MODEL.FBNET.ARCH_DEF", text]
-    return Architecture(tiny_config(*keys))
+    return build_architecture(tiny_config(*keys))
 
 
 def block(kernel=3, channels=8, stride=1):
