@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
+
+from detlite.conversion.convert import convert
 
 STEM, RES2, PYRAMID, CLASSES = 8, 16, 8, 5
 StateDict = dict[str, Tensor]
@@ -38,6 +41,12 @@ def state_dict(model: str) -> StateDict:
         sizes, strides = [[32.0], [64.0], [128.0], [256.0], [512.0]], [4, 8, 16, 32, 64]
         return state | cell_anchors(sizes, (0.5, 1.0, 2.0), strides)
     return state
+
+
+def config_of(content: Any, source: str) -> dict[str, Any]:
+    """Return the keys of the config of a converted checkpoint."""
+    config: dict[str, Any] = yaml.safe_load(convert(content, source).config)
+    return config
 
 
 def _weight(name: str, shape: list[int]) -> Tensor:

@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
-import detlite
 from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.checkpoint_source import recognize
 from detlite.conversion.convert import convert
@@ -16,27 +14,33 @@ from detlite.errors import CheckpointError
 from tests.conversion.mmdetection.recorded_outputs import (
     CLASSES,
     OUTPUTS,
-    PLAIN,
     compare_recorded,
     config_text,
     recorded_configs,
-    save,
     state_of,
 )
+from tests.conversion.recorded_state_dicts import config_of
 
 CONFIGS = recorded_configs()
+RECORDED = np.load(OUTPUTS)
 
 
-@pytest.fixture(scope="module")
-def recorded():
-    """The recorded outputs of mmdetection."""
-    return np.load(OUTPUTS)
+def checkpoint_of(name: str, changes: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+    """Return a checkpoint with its config, whose keys, joined by dots, are changed."""
+    tree = deepcopy(CONFIGS[name])
+    for key, value in (changes or {}).items():
+        *path, leaf = key.split(".")
+        section: dict[str, Any] = tree
+        for part in path:
+            section = section[part]
+        section[leaf] = value
+    meta = {"cfg": config_text(tree), **meta}
+    return {"meta": meta, "state_dict": state_of(name, RECORDED)}
 
 
-def config_of(state: dict[str, torch.Tensor], tree: dict[str, Any]) -> dict[str, Any]:
-    """Convert a checkpoint with this config, and return its config."""
-    content = {"meta": {"cfg": config_text(tree)}, "state_dict": state}
-    return yaml.safe_load(convert(content, "mmdetection").config)
+def config(name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the config of a converted checkpoint, see `checkpoint_of`."""
+    return config_of(checkpoint_of(name, changes), "mmdetection")
 
 
 def as_version_2(tree: dict[str, Any]) -> dict[str, Any]:
@@ -71,16 +75,17 @@ def as_version_2(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_detections_equal_the_recorded_outputs(name, recorded):
-    difference = compare_recorded(name, recorded)
+def test_detections_equal_the_recorded_outputs(name):
+    difference = compare_recorded(name, RECORDED)
     assert difference.count == 60
     difference.check(60, box=1e-3, score=1e-4, pixels=1e-3)
 
 
-def test_config_of_version_2(recorded):
-    state, tree = state_of("mask_rcnn_r50", recorded), CONFIGS["mask_rcnn_r50"]
-    config = config_of(state, tree)
-    assert config_of(state, as_version_2(tree)) == config
+def test_config_of_version_2():
+    found = config("mask_rcnn_r50")
+    older = config_text(as_version_2(CONFIGS["mask_rcnn_r50"]))
+    content = checkpoint_of("mask_rcnn_r50", cfg=older)
+    assert config_of(content, "mmdetection") == found
     assert {
         "MODEL.CONVENTION": "mmdetection",
         "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
@@ -102,25 +107,90 @@ def test_config_of_version_2(recorded):
         "INPUT.MAX_SIZE_TEST": 213,
         "INPUT.TO_BGR255": False,
         "DATALOADER.SIZE_DIVISIBILITY": 32,
-    }.items() <= config.items()
-    assert config["INPUT.PIXEL_MEAN"] == pytest.approx([0.485, 0.456, 0.406], abs=1e-6)
-    assert config["MODEL.ROI_HEADS.BBOX_REG_WEIGHTS"] == [10, 10, 5, 5]
+    }.items() <= found.items()
+    assert found["INPUT.PIXEL_MEAN"] == pytest.approx([0.485, 0.456, 0.406], abs=1e-6)
+    assert found["MODEL.ROI_HEADS.BBOX_REG_WEIGHTS"] == [10, 10, 5, 5]
 
 
-def test_caffe_style(recorded):
-    name = "faster_rcnn_r50_caffe"
-    config = config_of(state_of(name, recorded), CONFIGS[name])
-    assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is True
-    assert config["INPUT.TO_BGR255"] is True
-    assert config["INPUT.PIXEL_MEAN"] == [103.53, 116.28, 123.675]
-    assert config["INPUT.PIXEL_STD"] == [1, 1, 1]
+MASK, RETINA, CAFFE = "mask_rcnn_r50", "retinanet_r50", "faster_rcnn_r50_caffe"
+PIXELS, PIPELINE = "model.data_preprocessor", "test_dataloader.dataset.pipeline"
+LOSS, ANCHORS = "model.bbox_head.loss_bbox", "model.bbox_head.anchor_generator"
 
 
-def test_layout(recorded, tmp_path):
-    name = "cascade_mask_rcnn_r50"
-    state = state_of(name, recorded)
-    path = save(tmp_path / "w.pth", state, cfg=config_text(CONFIGS[name]))
-    converted = detlite.load_checkpoint(path, PLAIN).model.state_dict()
+def steps(*more: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a pipeline that normalizes pixels."""
+    resize = {"type": "Resize", "scale": (213, 128), "keep_ratio": True}
+    norm = {"type": "Normalize", "mean": [3.0, 2, 1], "std": [1.0, 1, 1], "to_rgb": False}
+    return [{"type": "LoadImageFromFile"}, resize, norm, *more]
+
+
+def pad(divisor: int) -> dict[str, Any]:
+    return {"type": "Pad", "size_divisor": divisor}
+
+
+def preprocessor(**values: Any) -> dict[str, Any]:
+    return {"type": "DetDataPreprocessor", **values}
+
+
+def scales(**values: Any) -> dict[str, Any]:
+    """Return a generator of anchors of the recorded RetinaNet with other scales."""
+    unset = {"octave_base_scale": None, "scales_per_octave": None}
+    return {**CONFIGS[RETINA]["model"]["bbox_head"]["anchor_generator"], **unset, **values}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        (CAFFE, {}, {
+            "MODEL.RESNETS.STRIDE_IN_1X1": True, "INPUT.TO_BGR255": True,
+            "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675], "INPUT.PIXEL_STD": [1, 1, 1],
+        }),
+        (MASK, {"model.roi_head.mask_roi_extractor.roi_layer.output_size": 7},
+         {"MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 7, "MODEL.ROI_MASK_HEAD.RESOLUTION": 14}),
+        (MASK, {"model.test_cfg.rcnn.nms.max_num": -1}, {"MODEL.ROI_HEADS.NMS": 0.5}),
+        (MASK, {"model.rpn_head.anchor_generator.scales": None,
+                "model.rpn_head.anchor_generator.octave_base_scale": 2,
+                "model.rpn_head.anchor_generator.scales_per_octave": 2},
+         {"MODEL.RPN.ANCHOR_SIZES": [[s, s * 2**0.5] for s in (8, 16, 32, 64, 128)]}),
+        (RETINA, {LOSS: {"type": "SmoothL1Loss", "beta": 0.11, "loss_weight": 2.0}},
+         {"MODEL.RETINANET.BOX_LOSS": "smooth_l1", "MODEL.RETINANET.BBOX_REG_BETA": 0.11,
+          "MODEL.RETINANET.BBOX_REG_WEIGHT": 0.5}),
+        (RETINA, {LOSS: {"type": "GIoULoss", "loss_weight": 2.0}},
+         {"MODEL.RETINANET.BOX_LOSS": "giou", "MODEL.RETINANET.BBOX_REG_WEIGHT": 0.5}),
+        (RETINA, {ANCHORS: scales(scales=3)},
+         {"MODEL.RETINANET.ANCHOR_SIZES": [24, 48, 96, 192, 384],
+          "MODEL.RETINANET.OCTAVE": 2.0, "MODEL.RETINANET.SCALES_PER_OCTAVE": 1}),
+        (RETINA, {ANCHORS: scales(octave_base_scale=3, scales_per_octave=1)},
+         {"MODEL.RETINANET.ANCHOR_SIZES": [24, 48, 96, 192, 384],
+          "MODEL.RETINANET.SCALES_PER_OCTAVE": 1}),
+        (MASK, {PIPELINE: steps(), PIXELS: preprocessor(pad_size_divisor=32)},
+         {"INPUT.PIXEL_MEAN": [3, 2, 1], "INPUT.TO_BGR255": True,
+          "DATALOADER.SIZE_DIVISIBILITY": 32}),
+        (MASK, {PIPELINE: steps(), PIXELS: None}, {"DATALOADER.SIZE_DIVISIBILITY": 1}),
+        (MASK, {PIPELINE: steps(pad(16)), PIXELS: None}, {"DATALOADER.SIZE_DIVISIBILITY": 16}),
+        (MASK, {PIPELINE: steps(pad(32)), PIXELS: preprocessor(pad_size_divisor=1)},
+         {"DATALOADER.SIZE_DIVISIBILITY": 32}),
+        (MASK, {PIPELINE: steps(pad(16)), PIXELS: preprocessor(pad_size_divisor=32)},
+         {"DATALOADER.SIZE_DIVISIBILITY": 32}),
+    ],
+)  # fmt: skip
+def test_settings_are_converted(name, changes, expected):
+    found = config(name, changes)
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_anchor_offset():
+    generator = scales(center_offset=0.5, scales=[2, 3, 5])
+    content = checkpoint_of(RETINA, {ANCHORS: generator})
+    assert convert(content, "mmdetection").override == ["anchor_offset=0.5"]
+    found = config_of(content, "mmdetection")
+    assert found["MODEL.RETINANET.ANCHOR_SIZES"][0] == [16, 24, 40]
+    assert found["MODEL.RETINANET.SCALES_PER_OCTAVE"] == 1
+
+
+def test_layout():
+    content = checkpoint_of("cascade_mask_rcnn_r50")
+    state, converted = content["state_dict"], convert(content, "mmdetection").model
     box, mask = "roi_heads.box.2.", "roi_heads.mask.more.1."
     for original, own in {
         "roi_head.bbox_head.2.shared_fcs.1.bias": f"{box}feature_extractor.fc7.bias",
@@ -146,29 +216,23 @@ def test_layout(recorded, tmp_path):
         ({"dataset_meta": {"CLASSES": CLASSES[:2]}}, [(n, f"class {n}") for n in range(1, 5)]),
         ({}, [(n, f"class {n}") for n in range(1, 5)]),
     ],
-)  # fmt: skip
-def test_categories(meta, expected, recorded):
-    tree = config_text(CONFIGS["retinanet_r50"])
-    content = {"meta": {"cfg": tree, **meta}, "state_dict": state_of("retinanet_r50", recorded)}
-    categories = convert(content, "mmdetection").categories
+)
+def test_categories(meta, expected):
+    categories = convert(checkpoint_of(RETINA, **meta), "mmdetection").categories
     assert [(category["id"], category["name"]) for category in categories] == expected
 
 
 @pytest.mark.parametrize("name", ["a", "a_20200205-d4b0c5d6", "a_20200205_201425-d4b0c5d6"])
-def test_config_file_next_to_the_checkpoint(name, recorded, tmp_path):
-    path = save(tmp_path / f"{name}.pth", state_of("retinanet_r50", recorded), config="not = flat(")
-    with pytest.raises(
-        CheckpointError, match=r"looks like mmdetection's, but its config is not valid Python"
-    ):
+def test_config_file_next_to_the_checkpoint(name, saved, tmp_path):
+    path = saved(checkpoint_of(RETINA, cfg=None, config="not = flat("), f"{name}.pth")
+    message = r"looks like mmdetection's, but its config is not valid Python"
+    with pytest.raises(CheckpointError, match=message):
         read_checkpoint(path)
-    (tmp_path / "a.py").write_text(config_text(CONFIGS["retinanet_r50"]))
+    path = saved(checkpoint_of(RETINA, cfg=None), f"{name}.pth")
+    with pytest.raises(CheckpointError, match=r"it has no config: copy .* to a\.py"):
+        read_checkpoint(path)
+    (tmp_path / "a.py").write_text(config_text(CONFIGS[RETINA]))
     assert "P7_RELU: false" in read_checkpoint(path).config
-
-
-def test_no_config(recorded, tmp_path):
-    path = save(tmp_path / "b_20200205-d4b0c5d6.pth", state_of("retinanet_r50", recorded))
-    with pytest.raises(CheckpointError, match=r"it has no config: copy .* to b\.py"):
-        read_checkpoint(path)
 
 
 _HEAD, _TEST = "model.roi_head.bbox_head", "model.test_cfg.rcnn"
@@ -194,7 +258,9 @@ _HEAD, _TEST = "model.roi_head.bbox_head", "model.test_cfg.rcnn"
         ("model.roi_head.mask_head.class_agnostic", True, "class_agnostic"),
         (f"{_TEST}.nms.type", "soft_nms", "only 'nms'"),
         ("model.test_cfg.rpn", {"nms_pre": 9}, "rpn.max_per_img = None, expected numbers"),
+        (f"{_TEST}.nms.max_num", 100, "max_num = 100: only -1, 0 is converted"),
         (f"{_TEST}.score_thr", "low", "expected numbers"),
+        (PIPELINE, steps(), "only None, after a step Normalize, is converted"),
         ("model.data_preprocessor.mean", [1.0], "three numbers"),
         ("model.data_preprocessor.pad_value", 114, "pad_value"),
         ("test_dataloader.dataset.pipeline", [], "no Resize"),
@@ -202,44 +268,24 @@ _HEAD, _TEST = "model.roi_head.bbox_head", "model.test_cfg.rcnn"
         ("test_dataloader", None, r"no dict the file\.test_pipeline"),
     ],
 )  # fmt: skip
-def test_unknown_settings_are_rejected(key, value, message, recorded):
-    tree = deepcopy(CONFIGS["mask_rcnn_r50"])
-    *path, leaf = key.split(".")
-    section: dict[str, Any] = tree
-    for name in path:
-        section = section[name]
-    section[leaf] = value
-    state = dict.fromkeys(state_of("mask_rcnn_r50", recorded), torch.zeros(1))
+def test_unknown_settings_are_rejected(key, value, message):
     with pytest.raises(ValueError, match=rf"looks like mmdetection's, but its config .*{message}"):
-        config_of(state, tree)
+        config(MASK, {key: value})
 
 
-def test_retinanet_must_state_where_its_pyramid_starts(recorded):
-    tree = deepcopy(CONFIGS["retinanet_r50"])
-    del tree["model"]["neck"]["start_level"]  # mmdetection's default is 0
+def test_retinanet_must_state_where_its_pyramid_starts():
+    """mmdetection's default is 0."""
     with pytest.raises(ValueError, match=r"neck\.start_level = None: only 1 is converted"):
-        config_of(state_of("retinanet_r50", recorded), tree)
+        config(RETINA, {"model.neck.start_level": None})
 
 
-def test_version_1_is_rejected(recorded):
-    state = state_of("mask_rcnn_r50", recorded)
-    older = {name.removeprefix("roi_head."): value for name, value in state.items()}
-    assert recognize(older) == "mmdetection"
+@pytest.mark.parametrize("version", ["1.2.0", None])
+def test_version_1_is_rejected(version):
+    content = checkpoint_of(MASK, mmdet_version=version)
+    if version is None:  # known by the names of its weights
+        state = content["state_dict"]
+        older = {name.removeprefix("roi_head."): value for name, value in state.items()}
+        content["state_dict"] = older
+        assert recognize(older) == "mmdetection"
     with pytest.raises(ValueError, match="is from mmdetection 1, with other conventions"):
-        config_of(older, CONFIGS["mask_rcnn_r50"])
-    content = {"meta": {"mmdet_version": "1.2.0", "config": ""}, "state_dict": state}
-    with pytest.raises(ValueError, match="from mmdetection 1"):
         convert(content, "mmdetection")
-
-
-def test_anchor_offset(recorded):
-    tree = deepcopy(CONFIGS["retinanet_r50"])
-    generator = tree["model"]["bbox_head"]["anchor_generator"]
-    generator |= {"center_offset": 0.5, "octave_base_scale": None, "scales_per_octave": None,
-                  "scales": [2, 3, 5]}  # fmt: skip
-    state = state_of("retinanet_r50", recorded)
-    converted = convert({"meta": {"cfg": config_text(tree)}, "state_dict": state}, "mmdetection")
-    config = yaml.safe_load(converted.config)
-    assert converted.override == ["anchor_offset=0.5"]
-    assert config["MODEL.RETINANET.ANCHOR_SIZES"][0] == [16, 24, 40]
-    assert config["MODEL.RETINANET.SCALES_PER_OCTAVE"] == 1
