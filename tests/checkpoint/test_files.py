@@ -65,21 +65,18 @@ def test_folder_that_cannot_be_written(toy, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["folder.pth"]
 
 
-def test_pickled_objects_are_not_executed(toy, tmp_path):
+def test_pickled_objects_are_not_executed(toy, saved, tmp_path):
     ran = tmp_path / "ran"
-    torch.save({"model": toy.state_dict(), "x": RunsCode(ran)}, tmp_path / "evil.pth")
-    with pytest.raises(CheckpointError, match=r"evil\.pth: contains a pickled posix\.mkdir"):
-        read_checkpoint(tmp_path / "evil.pth")
+    for value, name in ((RunsCode(ran), r"posix\.mkdir"), (re.compile("x"), r"re\._compile")):
+        message = rf"w\.pth: contains a pickled {name}.*nothing was executed"
+        with pytest.raises(CheckpointError, match=message):
+            read_checkpoint(saved({"model": toy.state_dict(), "x": value}))
     assert not ran.exists()
-    torch.save({"model": toy.state_dict(), "x": re.compile("x")}, tmp_path / "args.pth")
-    with pytest.raises(CheckpointError, match=r"pickled re\._compile.*nothing was executed"):
-        read_checkpoint(tmp_path / "args.pth")
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 2000, -1])
-def test_truncated_file(toy, tmp_path, kept):
-    path = tmp_path / "w.pth"
-    torch.save(toy.state_dict(), path)
+def test_truncated_file(toy, saved, kept):
+    path = saved(toy.state_dict())
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=r"w\.pth: is (empty|not .* truncated)"):
         read_checkpoint(path)
@@ -102,16 +99,14 @@ def test_missing_files(tmp_path, name, message):
 
 
 @pytest.mark.parametrize("content", [[1, 2], {}, {"a": 1}, {"model": [1]}, {1: torch.zeros(1)}])
-def test_files_without_weights(tmp_path, content):
-    torch.save(content, tmp_path / "odd.pth")
-    with pytest.raises(CheckpointError, match=r"odd\.pth: contains neither a state dict"):
-        read_checkpoint(tmp_path / "odd.pth")
+def test_files_without_weights(saved, content):
+    with pytest.raises(CheckpointError, match=r"w\.pth: contains neither a state dict"):
+        read_checkpoint(saved(content))
 
 
-def test_fields_of_foreign_files_are_ignored(toy, tmp_path):
+def test_fields_of_foreign_files_are_ignored(toy, saved):
     content = {"model": toy.state_dict(), "config": {"model": "other"}, "training": 3}
-    torch.save(content, tmp_path / "w.pth")
-    checkpoint = read_checkpoint(tmp_path / "w.pth")
+    checkpoint = read_checkpoint(saved(content))
     assert (checkpoint.config, checkpoint.training) == ("", {})
 
 
@@ -180,72 +175,44 @@ def test_tensors_that_are_not_arrays_of_values(tmp_path, value, problem, own):
         read_checkpoint(path)
 
 
-def test_containers_that_share_their_members(tmp_path):
+def test_containers_that_share_their_members(saved):
     content = [{"w": torch.ones(1)}]
     for _ in range(7):
         content = [content] * 60
-    torch.save(content, tmp_path / "w.pth")
-    assert len(read_checkpoint(tmp_path / "w.pth").model) == 1
+    assert len(read_checkpoint(saved(content)).model) == 1
 
 
-class Settings(dict):
-    """A dict like EasyDict and CfgNode, which training code stores with weights."""
+class HistoryBuffer(dict):
+    """Like settings (EasyDict, CfgNode) and logs of mmengine, which are stored with weights."""
+
+    def mean(self) -> float:
+        return 0.0
 
 
-def test_settings_of_training_code_are_ignored(tmp_path, monkeypatch):
-    path, state = tmp_path / "model_25.pth", {"weight": torch.ones(2)}
-    monkeypatch.setattr(Settings, "__module__", "my_training.config")
-    module = ModuleType("my_training.config")
-    module.Settings = Settings
+def test_settings_and_logs_of_training_code_are_ignored(saved, tmp_path, monkeypatch):
+    module = ModuleType("my_training.logging")
+    monkeypatch.setattr(HistoryBuffer, "__module__", module.__name__)
+    monkeypatch.setattr(HistoryBuffer.mean, "__module__", module.__name__)
+    module.HistoryBuffer = HistoryBuffer
     monkeypatch.setitem(sys.modules, "my_training", ModuleType("my_training"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    settings = Settings(lr=0.1, steps=[3])
+    settings = HistoryBuffer(lr=0.1, steps=[3])
+    settings.values, settings.methods = np.arange(3.0), {"mean": HistoryBuffer.mean}
     settings.folder = Path("data")
     extras = {  # as of torchvision's reference training
         "args": argparse.Namespace(lr=0.1, output=Path("x"), settings=settings),
+        "message_hub": {"log_scalars": {"loss": settings}, "lr": np.float64(0.1)},
         "date": datetime.now(tz=timezone.utc),
-        "best": np.float64(0.3),
         "counts": defaultdict(list, {"a": [1]}),
     }
-    torch.save({"model": state, **extras}, path)
-    torch.save(
-        {"model": state, "args": argparse.Namespace(x=RunsCode(tmp_path / "ran"))},
-        tmp_path / "e.pth",
-    )
-    torch.save({"model": settings, "net": torch.nn.Linear(2, 2)}, tmp_path / "whole.pth")
+    content = {"state_dict": {"weight": torch.ones(2)}, **extras}
+    path = saved(content, "epoch_25.pth")
+    evil = argparse.Namespace(x=RunsCode(tmp_path / "ran"))
+    saved({**content, "args": evil}, "evil.pth")
+    saved({"model": settings, "net": torch.nn.Linear(2, 2)}, "whole.pth")
     monkeypatch.undo()
     assert read_checkpoint(path).model["weight"].tolist() == [1, 1]
-    for name, kind in (("e.pth", r"posix\.mkdir"), ("whole.pth", r"torch\.nn\.")):
+    for name, kind in (("evil.pth", r"posix\.mkdir"), ("whole.pth", r"torch\.nn\.")):
         with pytest.raises(CheckpointError, match=rf"{name}: contains a pickled {kind}"):
             read_checkpoint(tmp_path / name)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_mmengine_history_is_ignored(tmp_path, monkeypatch):
-    """Checkpoints of mmengine contain pickled objects with arrays and functions."""
-    module = ModuleType("mmengine.logging.history_buffer")
-
-    class HistoryBuffer:
-        def __init__(self) -> None:
-            self.values = np.arange(3.0)
-            self.methods = {"mean": HistoryBuffer.mean}
-
-        def mean(self) -> float:
-            return 0.0
-
-    HistoryBuffer.__module__, HistoryBuffer.__qualname__ = module.__name__, "HistoryBuffer"
-    HistoryBuffer.mean.__module__ = module.__name__
-    HistoryBuffer.mean.__qualname__ = "HistoryBuffer.mean"
-    module.HistoryBuffer = HistoryBuffer
-    for name in ("mmengine", "mmengine.logging"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    hub = {"log_scalars": {"loss": HistoryBuffer()}, "lr": np.float64(0.1)}
-    content = {"state_dict": {"weight": torch.ones(2)}, "message_hub": hub}
-    torch.save(content, tmp_path / "epoch_1.pth")
-    torch.save({**content, "x": RunsCode(tmp_path / "ran")}, tmp_path / "evil.pth")
-    monkeypatch.undo()
-    assert read_checkpoint(tmp_path / "epoch_1.pth").model["weight"].tolist() == [1, 1]
-    with pytest.raises(CheckpointError, match=r"evil\.pth: contains a pickled posix\.mkdir"):
-        read_checkpoint(tmp_path / "evil.pth")
     assert not (tmp_path / "ran").exists()

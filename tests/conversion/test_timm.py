@@ -49,7 +49,7 @@ def original_state(model):
     return renamed
 
 
-@pytest.mark.parametrize("name", ["lite0", "lite1", "b0", "b2"])
+@pytest.mark.parametrize("name", ["lite0", "b0"])
 def test_all_weights_are_renamed(name, tmp_path):
     model = timm.create_model(f"tf_efficientnet_{name}")
     torch.save(original_state(model), tmp_path / "w.pth")

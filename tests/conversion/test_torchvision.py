@@ -109,26 +109,22 @@ def small_rcnn():
     return build
 
 
+SMALL = ["INPUT.MIN_SIZE_TEST", 96, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
+
+
 @pytest.mark.parametrize(
-    "case", [("resnet18", 3, False), ("resnet18", 91, False), ("resnet18", 3, True)]
+    ("classes", "trained", "eps"), [(3, False, None), (91, False, None), (3, True, 1e-3)]
 )
-def test_epsilon_of_models_without_coco_weights(small_rcnn, recipe, case):
-    reference = small_rcnn(*case)
-    opts = ["INPUT.MIN_SIZE_TEST", 96, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
+def test_epsilon_of_models_without_coco_weights(small_rcnn, recipe, caplog, classes, trained, eps):
+    """Classifiers that come from TensorFlow have trained norms with an epsilon of 1e-3."""
+    reference = small_rcnn("resnet18", classes, trained, **({"eps": eps} if eps else {}))
+    opts = [*SMALL, "MODEL.RESNETS.BN_EPSILON", eps] if eps else SMALL
     predictor = predictor_of(reference, opts)
     difference = compare_torchvision(reference, predictor, recipe.load_picture("D")[0])
     difference.check(50, box=0.02, score=3e-4, ties=2)
-
-
-def test_epsilon_of_trained_norms(small_rcnn, recipe, caplog):
-    """Classifiers that come from TensorFlow have an epsilon of 1e-3."""
-    reference = small_rcnn(trained=True, eps=1e-3)
-    opts = ["INPUT.MIN_SIZE_TEST", 96, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
-    predictor = predictor_of(reference, opts)
-    assert "MODEL.RESNETS.BN_EPSILON 1e-05" in caplog.text
-    predictor = predictor_of(reference, [*opts, "MODEL.RESNETS.BN_EPSILON", 1e-3])
-    difference = compare_torchvision(reference, predictor, recipe.load_picture("D")[0])
-    difference.check(50, box=0.02, score=3e-4, ties=2)
+    if eps:
+        predictor_of(reference, SMALL)
+        assert "MODEL.RESNETS.BN_EPSILON 1e-05" in caplog.text
 
 
 @pytest.mark.slow
