@@ -31,7 +31,6 @@ _LEVEL_COLORS: tuple[Color, ...] = (
     (200, 200, 200),
 )  # fmt: skip
 _UNMATCHED_COLOR: Color = (255, 60, 40)
-_STATES = _MATCHED, _WEAK, _UNMATCHED = "all matched", "weakly matched", "no anchor"
 
 TemplateData = dict[str, Any]
 
@@ -117,22 +116,15 @@ def browse_page(cfg: CfgNode, count: int) -> str:
     cfg.MODEL.DEVICE, cfg.DATALOADER.NUM_WORKERS = "cpu", 0
     train_set = build_train_dataset(cfg)
     model = build_model(cfg)
-    categories, matches = train_set.categories, None
-    images: list[TemplateData] = []
-    objects: list[TemplateData] = []
-    positives: list[Tensor] = []
     samples = _samples(model, build_train_loader(cfg, train_set))
-    for where, image, target, matches, index in islice(samples, count):
-        rows = list(_objects(matches, index, target, categories, where)) if matches else []
-        if matches:
-            positives.append(matches.counts(index).sum(dim=0))
-        objects += rows
-        images.append(_image(image, target, categories, matches, index, rows, where))
-    hard = [obj for obj in objects if obj["state"] != _MATCHED]
-    hard.sort(key=lambda obj: (obj["state"] == _WEAK, obj["iou"]))
+    images = [_image(*sample, train_set.categories) for sample in islice(samples, count)]
+    objects = [obj for image in images for obj in image["objects"]]
+    matches: AnchorMatches | None = images[-1]["matches"]
+    hard = [obj for obj in objects if not obj["anchors"] or obj["iou"] < obj["foreground"]]
+    hard.sort(key=lambda obj: (obj["anchors"] > 0, obj["iou"]))
     levels = []
     if matches:
-        totals = torch.stack(positives).sum(dim=0).tolist()
+        totals = torch.stack([image["positives"] for image in images]).sum(dim=0).tolist()
         colors = map(_level_color, range(len(totals)))
         levels = list(zip(matches.strides, matches.sides, totals, colors, strict=True))
     return render(
@@ -140,9 +132,8 @@ def browse_page(cfg: CfgNode, count: int) -> str:
         name=train_set.name,
         config_node="MODEL.RETINANET" if isinstance(model, RetinaNet) else "MODEL.RPN",
         images=images,
-        states=[s for s in _STATES if s in {row["state"] for row in images}],
         objects=len(objects),
-        unmatched=sum(obj["state"] == _UNMATCHED for obj in objects),
+        unmatched=sum(not obj["anchors"] for obj in objects),
         foreground=matches and matches.foreground,
         hard=hard,
         max_rows=_MAX_ROWS,
@@ -177,46 +168,35 @@ def _samples(
             yield where, image, target, matches, index
 
 
-def _objects(
-    matches: AnchorMatches,
-    index: int,
-    target: TemplateData,
-    categories: list[TemplateData],
-    where: str,
-) -> Iterator[TemplateData]:
-    """Describe the anchors of each object of an image."""
-    counts = matches.counts(index).sum(dim=1).tolist()
-    boxes, labels = target["boxes"].tolist(), target["labels"].tolist()
-    for n, ((x1, y1, x2, y2), label) in enumerate(zip(boxes, labels, strict=True)):
-        iou, width, height = float(matches.overlaps[index, n]), x2 - x1, y2 - y1
-        state = _MATCHED if iou >= matches.foreground else _WEAK
-        yield {
-            "name": categories[label - 1]["name"], "where": where, "anchors": counts[n], "iou": iou,
-            "size": f"{width:.0f} x {height:.0f}", "side": (width * height) ** 0.5,
-            "state": state if counts[n] else _UNMATCHED,
-        }  # fmt: skip
-
-
 def _image(
+    where: str,
     image: Tensor,
     target: TemplateData,
-    categories: list[TemplateData],
     matches: AnchorMatches | None,
     index: int,
-    objects: list[TemplateData],
-    where: str,
+    categories: list[TemplateData],
 ) -> TemplateData:
     """Draw the objects of an image and, as a second image, the anchors that match them."""
     height, width = image.shape[-2:]
-    text = f"{where}: {width} x {height} px, {len(target['labels'])} objects"
+    labels = target["labels"].tolist()
+    text = f"{where}: {width} x {height} px, {len(labels)} objects"
     drawn = [draw_detections(image, target, categories)]
-    unmatched = [n for n, obj in enumerate(objects) if obj["state"] == _UNMATCHED]
+    rows, positives = [], None
     if matches:
+        counts = matches.counts(index)
+        positives, by_object = counts.sum(dim=0), counts.sum(dim=1).tolist()
+        for n, (x1, y1, x2, y2) in enumerate(target["boxes"].tolist()):
+            rows.append({
+                "name": categories[labels[n] - 1]["name"], "where": where, "anchors": by_object[n],
+                "iou": float(matches.overlaps[index, n]), "foreground": matches.foreground,
+                "size": f"{x2 - x1:.0f} x {y2 - y1:.0f}", "side": ((x2 - x1) * (y2 - y1)) ** 0.5,
+            })  # fmt: skip
         anchors = (matches.matched[index] >= 0).nonzero()[:, 0]
         text += f", {len(anchors)} anchors"
         if len(anchors) > _MAX_ANCHORS:  # select them evenly over the image and the levels
             steps = torch.linspace(0, len(anchors) - 1, _MAX_ANCHORS)
             anchors = anchors[steps.round().long()]
+        unmatched = [n for n in range(len(labels)) if not by_object[n]]
         boxes = torch.cat([target["boxes"][unmatched], matches.anchors[anchors]])
         colors = [_UNMATCHED_COLOR] * len(unmatched)
         colors += [_level_color(level) for level in matches.levels[anchors].tolist()]
@@ -224,12 +204,9 @@ def _image(
         drawn.append(draw_detections(image, detections, categories, colors=colors, tags=False))
     for picture in drawn:
         picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    return {
-        "sources": [jpeg(picture) for picture in drawn],
-        "text": text,
-        "state": max([_MATCHED, *(obj["state"] for obj in objects)], key=_STATES.index),
-        "unmatched": [f"{objects[n]['name']} {objects[n]['size']} px" for n in unmatched],
-    }
+    sources = [jpeg(picture) for picture in drawn]
+    return {"sources": sources, "text": text, "objects": rows, "matches": matches,
+            "positives": positives}  # fmt: skip
 
 
 def _level_color(level: int) -> Color:

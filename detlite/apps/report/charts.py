@@ -3,7 +3,9 @@
 import html
 import io
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from textwrap import shorten
 from typing import Any
 
@@ -11,9 +13,11 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, fontManager
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from detlite.apps.drawing.fonts import fonts_for
+from detlite.apps.drawing.fonts import split_by_font
 
 # Okabe and Ito's colors for color-blind readers, darkened to a contrast of 3:1 on white. Line
 # styles distinguish series too.
@@ -28,19 +32,18 @@ def chart(
     xlabel: str,
     ylabel: str,
     weights: Mapping[str, np.ndarray] | None = None,
-    markers: bool = False,
     **settings: Any,
 ) -> str:
     """Return a chart of named curves, with a legend.
 
     Args:
-        title, curves, xlabel, markers, settings: see `plot`.
+        title, curves, xlabel, settings: see `plot`.
         ylabel: label of the y axis.
         weights: number of detections of each point: the size of its dot, next to the diagonal.
     """
     figure = Figure(figsize=_SIZE, layout="constrained")  # without pyplot, it needs no display
     axes = figure.subplots()
-    plot(axes, title, curves, xlabel, markers, ylabel=ylabel, **settings)
+    plot(axes, title, curves, xlabel, ylabel=ylabel, **settings)
     for number, (name, counts) in enumerate((weights or {}).items()):
         areas = 12 + 90 * np.sqrt(counts / max(counts.sum(), 1))
         x, y = curves[name]
@@ -83,6 +86,22 @@ def plot(
         axes.xaxis.set_major_locator(LogLocator(2))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+@contextmanager
+def fonts_for(figure: Figure) -> Iterator[None]:
+    """Write the texts of a matplotlib figure that is saved in fonts that have their characters."""
+    texts = figure.findobj(Text)
+    runs = split_by_font("".join(text.get_text() for text in texts))
+    names = []
+    for file in dict.fromkeys(file for file, _ in runs if file):
+        fontManager.addfont(file)
+        names.append(FontProperties(fname=file).get_name())
+    for text in texts if names else ():
+        text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *names])))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # `_file_with` has said it
+        yield
 
 
 def _escape(text: str) -> str:

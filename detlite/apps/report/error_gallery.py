@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from pycocotools import mask as rle_codec
 
 from detlite.apps.drawing.detections import Color
 from detlite.apps.drawing.html_page import Mark, crop_window, draw_window, jpeg, side_by_side
 from detlite.files.errors import DataError
 
-from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES, TRUE_POSITIVE
+from .analysis.error_types import (
+    CLASSIFICATION,
+    ERROR_TYPES,
+    TRUE_POSITIVE,
+)
 from .runs import RunAnalysis
 
 _OBJECT_COLOR, _TARGET_COLOR = (240, 240, 240), (255, 210, 40)
@@ -72,8 +75,8 @@ class ErrorGallery:
         for n in indices[_interleave(categories, -scores[indices], self.max_images)].tolist():
             kind, obj = int(self._errors.types[n]), int(self._errors.objects[n])
             image, category = int(matches.images[n]), self._detection_names[n]
-            text = f"{category}: {self._describe(kind, n, obj)}"
-            result = FALSE_POSITIVE_TYPES[kind], float(scores[n]), text
+            labeled = f", labeled {self._object_names[obj]}" if kind == CLASSIFICATION else ""
+            result = ERROR_TYPES[kind], float(scores[n]), f"{category}{labeled}"
             selected.append(ErrorImage(self.run.run.name, n, obj, image, category, *result))
         return self._draw(selected)
 
@@ -100,19 +103,6 @@ class ErrorGallery:
                 ErrorImage(self.run.run.name, -1, obj, image, category, "missed", score, text)
             )
         return self._draw(selected)
-
-    def _describe(self, kind: int, detection: int, obj: int) -> str:
-        if kind == BACKGROUND:
-            mask = self._detection_mark(detection, "", _ERROR_COLOR).mask
-            empty = mask is not None and not rle_codec.area(mask)
-            return "its mask is empty" if empty else "no label there"
-        if obj < 0:
-            return "wrong category and inaccurate"
-        if kind == DUPLICATE:
-            return "duplicate of a detection with a higher score"
-        if self._matches.object_categories[obj] != self._matches.categories[detection]:
-            return f"labeled {self._object_names[obj]}"
-        return "inaccurate"
 
     def examples(self, count: int) -> list[dict[str, Any]]:
         """Draw images with the outcome of all objects, from the best to the worst detected image.

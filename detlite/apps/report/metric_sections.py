@@ -14,7 +14,6 @@ from .runs import TITLES
 
 _METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR")
 _MAX_CONFUSED = 12  # categories of a confusion matrix
-_MAX_PAIRS = 8  # pairs of confused categories
 
 TemplateData = dict[str, Any]
 Analyses = Mapping[str, DetectionAnalysis]  # by the name of the run; the first is the baseline
@@ -121,7 +120,7 @@ def _calibration(title: str, analyses: Analyses) -> str:
 
 
 def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:
-    """Return the confusion matrix of the most confused categories, and the most confused pairs."""
+    """Return the confusion matrix of the most confused categories."""
     assert analysis.confusion is not None
     matrix, names = analysis.confusion, analysis.names
     count = len(names)
@@ -134,14 +133,10 @@ def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:
     kept = np.sort(order[:_MAX_CONFUSED])
     indices, labels = np.append(kept, count), [names[k] for k in kept]
     counts = matrix[np.ix_(indices, indices)].tolist()
-    highest = np.argsort(-confused, axis=None, kind="stable")[:_MAX_PAIRS].tolist()
-    pairs = [divmod(flat, count) for flat in highest]
     return {
         "run": run,
         "threshold": f"{analysis.threshold.score:.2f}" if analysis.threshold else "0",
         "header": [*labels, "missed"],
         "rows": list(zip([*labels, "no label"], counts, totals[indices].tolist(), strict=True)),
         "hidden": count - len(kept),
-        "pairs": [(names[k], names[other], int(confused[k, other]), int(totals[k]))
-                  for k, other in pairs if confused[k, other]],
     }  # fmt: skip

@@ -10,11 +10,10 @@ from detlite.apps.drawing.html_page import percent, render
 from detlite.config import ConfigError
 
 from . import charts
-from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery
 from .metric_sections import TemplateData, metric_section
 from .run_table import run_table
-from .runs import TITLES, Run, RunAnalysis, analyze_run, training_history
+from .runs import TITLES, Run, RunAnalysis, analyze_run
 from .verdict import best_run, comparison, verdict
 
 _MAX_EXAMPLES = 6
@@ -55,10 +54,8 @@ def report_page(
     colors = (charts.COLORS[n % len(charts.COLORS)] for n in range(len(runs)))
     return render(
         "report.html",
-        error_types=ERROR_TYPES,
         runs=list(zip(runs, colors, strict=True)),
         sections=sections,
-        history=training_history(runs),
         table=run_table(runs) if len(runs) > 1 and any(run.evaluation for run in runs) else [],
         resamples=resamples,
     )

@@ -1,6 +1,8 @@
 """Draw the metrics of a training run and detections on test images at its end."""
 
 import logging
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ from PIL import Image, ImageDraw, ImageFont
 from yacs.config import CfgNode
 
 from detlite.apps.drawing.detections import draw_detections
-from detlite.apps.drawing.fonts import fonts_for
 from detlite.apps.drawing.html_page import side_by_side
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError
@@ -24,12 +25,14 @@ from detlite.modeling.detection_model import DetectionModel
 
 from . import charts
 from .report_page import report_page
-from .runs import metric_curves, read_metrics, read_run
+from .runs import PLOTTED, read_metrics, read_run
 
 _MAX_IMAGES = 6
 _FEW_OBJECTS = 12  # of an image
 _MAX_WIDTH, _MAX_HEIGHT = 790, 400  # of an image, in pixels
-_GAP, _TOP = 8, 32  # pixels between images and around them, and above them
+_GAP, _TOP = 8, 36  # pixels between images and around them, and above them
+
+Curves = dict[str, tuple[Sequence[float], ...]]  # x and y by name
 
 logger = logging.getLogger(__name__)
 
@@ -94,26 +97,52 @@ def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
                                 tags=few or None)
             )  # fmt: skip
         pairs.append(side_by_side(pair, _GAP))
-    headings = "labels", f"detections (score >= {predictor.score_thresh:.2f})"
+    title = f"labels (left), and detections with a score >= {predictor.score_thresh:.2f}"
     with atomic_path(path) as temporary:
-        draw_column(pairs, headings).save(temporary, "PNG")
+        draw_column(pairs, title).save(temporary, "PNG")
 
 
-def draw_column(pairs: Sequence[Image.Image], headings: Sequence[str]) -> Image.Image:
-    """Arrange pairs of images in a column on white, with headings above each image."""
-    width = max(pair.width for pair in pairs) + 2 * _GAP
-    sheet = Image.new("RGB", (width, sum(pair.height + _TOP for pair in pairs) + _GAP), "white")
-    draw, y = ImageDraw.Draw(sheet), 0
+def draw_column(pairs: Sequence[Image.Image], title: str) -> Image.Image:
+    """Arrange pairs of images in a column on white, below a title."""
+    font = ImageFont.load_default(20)
+    width = max(font.getlength(title), *(pair.width for pair in pairs)) + 2 * _GAP
+    height, y = _TOP + sum(pair.height + _GAP for pair in pairs), _TOP
+    sheet = Image.new("RGB", (math.ceil(width), height), "white")
+    ImageDraw.Draw(sheet).text((_GAP, _TOP - _GAP), title, "black", font, anchor="ls")
     for pair in pairs:
-        y += _TOP
-        step = (pair.width + _GAP) // 2
-        for number, text in enumerate(headings):
-            room = (step - _GAP) / ImageFont.load_default(20).getlength(text)
-            font = ImageFont.load_default(max(20 * min(room, 1), 1))
-            draw.text((_GAP + number * step, y - 6), text, "black", font, anchor="ls")
         sheet.paste(pair, (_GAP, y))
-        y += pair.height
+        y += pair.height + _GAP
     return sheet
+
+
+def metric_curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
+    """Return the losses, and the metrics in percent, as iterations and values by name.
+
+    The first loss is the sum, followed by its components.
+    """
+    losses, metrics = defaultdict[str, Any](list), defaultdict[str, Any](list)
+    several = len({name for line in lines for name in line.get("evaluation", {})}) > 1
+    for line in lines:
+        iteration = line["iteration"]
+        for name, value in line.items():
+            if name.startswith("loss"):
+                losses[name.removeprefix("loss_")].append((iteration, value))
+        for dataset, kinds in line.get("evaluation", {}).items():
+            prefix = f"{dataset} " if several else ""
+            for kind, values in kinds.items():
+                if kind == "loss" and values["total"] is not None:
+                    losses[f"{prefix or 'validation '}loss"].append((iteration, values["total"]))
+                for metric in PLOTTED:
+                    if values.get(metric) is not None:
+                        metrics[f"{prefix}{kind} {metric}"].append(
+                            (iteration, 100 * values[metric])
+                        )
+    ordered = dict(sorted(losses.items(), key=lambda item: item[0] != "loss"))
+    return _transposed(ordered), _transposed(metrics)
+
+
+def _transposed(curves: dict[str, Any]) -> Curves:
+    return {name: tuple(zip(*points, strict=True)) for name, points in curves.items()}
 
 
 def plot_metrics(metrics_file: Path, image_file: Path) -> None:
@@ -132,5 +161,5 @@ def plot_metrics(metrics_file: Path, image_file: Path) -> None:
     for axes in (left, right):
         if axes.lines:
             axes.legend(fontsize=9)
-    with atomic_path(image_file) as temporary, fonts_for(figure):
+    with atomic_path(image_file) as temporary, charts.fonts_for(figure):
         figure.savefig(temporary, format="png", dpi=110)

@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from pycocotools.coco import COCO
@@ -25,11 +23,8 @@ from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
 from detlite.files.reading import read_text
 
-from . import charts
 from .analysis.bootstrap import sample_images
 from .analysis.detection_analysis import DetectionAnalysis
-
-Curves = dict[str, tuple[Sequence[float], ...]]  # x and y by name
 
 TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
 # Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
@@ -94,50 +89,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: the file cannot be read, or a line is not JSON or has no iteration.
     """
-    lines = []
     try:
-        text = read_text(path, _MAX_BYTES)
-    except (OSError, UnicodeError) as error:
+        lines = [json.loads(line) for line in read_text(path, _MAX_BYTES).splitlines()]
+        wrong = any("iteration" not in line for line in lines)
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            lines.append(json.loads(line))
-            lines[-1]["iteration"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path}: line {number} is not a JSON object with 'iteration'"
-            ) from error
+    if wrong:
+        raise DataError(f"{path}: a line has no 'iteration', so `detlite train` did not write it")
     return lines
-
-
-def metric_curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
-    """Return the losses, and the metrics in percent, as iterations and values by name.
-
-    The first loss is the sum, followed by its components.
-    """
-    losses, metrics = defaultdict[str, Any](list), defaultdict[str, Any](list)
-    several = len({name for line in lines for name in line.get("evaluation", {})}) > 1
-    for line in lines:
-        iteration = line["iteration"]
-        for name, value in line.items():
-            if name.startswith("loss"):
-                losses[name.removeprefix("loss_")].append((iteration, value))
-        for dataset, kinds in line.get("evaluation", {}).items():
-            prefix = f"{dataset} " if several else ""
-            for kind, values in kinds.items():
-                if kind == "loss" and values["total"] is not None:
-                    losses[f"{prefix or 'validation '}loss"].append((iteration, values["total"]))
-                for metric in PLOTTED:
-                    if values.get(metric) is not None:
-                        metrics[f"{prefix}{kind} {metric}"].append(
-                            (iteration, 100 * values[metric])
-                        )
-    ordered = dict(sorted(losses.items(), key=lambda item: item[0] != "loss"))
-    return _transposed(ordered), _transposed(metrics)
-
-
-def _transposed(curves: dict[str, Any]) -> Curves:
-    return {name: tuple(zip(*points, strict=True)) for name, points in curves.items()}
 
 
 def read_run(folder: Path, name: str, opts: Sequence[Any] = ()) -> Run:
@@ -223,43 +182,3 @@ def run_names(paths: Sequence[Path]) -> list[str]:
         raise ConfigError("the same run is named twice: name each one once")
     names = [path.resolve().name for path in paths]
     return names if len(set(names)) == len(names) else list(map(str, paths))
-
-
-def training_history(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the charts and the table rows for the template."""
-    losses, precisions = Curves(), Curves()
-    for run in runs:
-        prefix = f"{run.name} " if len(runs) > 1 else ""
-        for name, curve in metric_curves(run.lines)[0].items():
-            # The components of the loss would clutter a chart of several runs.
-            if len(runs) == 1 or name.endswith("loss"):
-                losses[prefix + name] = curve
-        for name, curve in metric_curves(run.lines)[1].items():
-            if name.endswith(" AP"):
-                precisions[prefix + name] = curve
-    drawn = []
-    for title, curves, label in (
-        ("Training loss", losses, "loss"), ("AP on the test set", precisions, "AP (%)"),
-    ):  # fmt: skip
-        # A point is no curve.
-        if drawable := {name: curve for name, curve in curves.items() if len(curve[0]) > 1}:
-            markers = curves is precisions
-            drawn.append(charts.chart(title, drawable, "iteration", label, markers=markers))
-    return {"charts": drawn, "rows": [_speed(run) for run in runs]}
-
-
-def _speed(run: Run) -> dict[str, Any]:
-    """Return a table row about the speed of training."""
-    timed = [line for line in run.lines if line.get("time")]
-    if not timed:
-        return {"name": run.name}
-    times = [line["time"] for line in timed]
-    memory = [line["max_memory_mib"] for line in timed if "max_memory_mib" in line]
-    return {
-        "name": run.name,
-        "iterations": timed[-1]["iteration"],
-        "batch": run.cfg.SOLVER.IMS_PER_BATCH,
-        "seconds": median(times),
-        "waiting": sum(line.get("data_time", 0.0) for line in timed) / sum(times),
-        "memory": max(memory, default=None),
-    }

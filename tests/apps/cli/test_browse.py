@@ -110,20 +110,6 @@ def test_invalid_arguments(config, tmp_path, error_of):
     assert not page.exists()
 
 
-@pytest.mark.slow
-def test_filter_in_a_browser(config, tmp_path, open_page):
-    _, file = build_page(config(), tmp_path, "--count", 8)
-    page = open_page(file)
-    figures = page.locator("#image-list > figure")
-    assert figures.count() == 8
-    options = page.locator("select option").all_text_contents()
-    for option in options[1:]:
-        page.locator("select").select_option(option)
-        visible = [figure for figure in figures.all() if figure.is_visible()]
-        assert {figure.get_attribute("data-kind") for figure in visible} == {option}
-        assert f"{len(visible)} of 8 shown" in page.locator("[data-count]").text_content()
-
-
 def test_retinanet(config, tmp_path):
     retinanet = ["MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY",
                  "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CLASSES", "4", "MODEL.MASK_ON", "False",

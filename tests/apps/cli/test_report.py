@@ -118,8 +118,6 @@ def test_page_is_one_complete_file(page):
     assert "@import" not in text
     assert text.count("data:image/jpeg;base64,") > 20
     assert page.stat().st_size < 4_000_000
-    assert "8.00 images/s" in text  # four in half a second
-    assert "raise DATALOADER.NUM_WORKERS" in text  # loading takes 40 % of the time
     for name in ERROR_TYPES:
         assert f'<th scope="row">{name}</th>' in text
 
@@ -209,7 +207,6 @@ def test_run_without_masks_and_run_without_detections(make_run, tmp_path):
     text = build_report(tmp_path / "a.html", boxes, make_run("none", keep=0.0, trained=False))
     assert len(table_after(text, 'id="set0-segm"')[0]) == 2  # metric, one run
     assert "There are no detections." in text
-    assert "Tests have no curves" in text
 
 
 @pytest.mark.slow
@@ -274,7 +271,7 @@ def test_keypoints(make_run, tmp_path):
         (lambda f: (f / "results_val set.json").write_text('[{"image_id": 2}]'),
          "result 0 is not in COCO's results format (Object missing required field `category_id`)"),
         (lambda f: (f / "evaluation.json").write_text("[]"), "not written by `detlite test`"),
-        (lambda f: (f / "metrics.jsonl").write_text("x"), "line 1 is not a JSON object"),
+        (lambda f: (f / "metrics.jsonl").write_text("x"), "metrics.jsonl: cannot be read"),
     ],
 )  # fmt: skip
 def test_invalid_runs(run_copy, tmp_path, error_of, corrupt, message):
@@ -308,8 +305,7 @@ def test_invalid_arguments(run, tmp_path, error_of):
 
 
 def test_advice_names_existing_keys(repo_root):
-    files = ("drawing/templates/report.html", "report/analysis/error_types.py")
-    text = "".join((repo_root / "detlite/apps" / file).read_text() for file in files)
+    text = (repo_root / "detlite/apps/drawing/templates/report.html").read_text()
     keys = set(re.findall(r"\b(?:MODEL|INPUT|SOLVER)\.[A-Z_.]+[A-Z]", text))
     assert {"MODEL.ROI_HEADS.NMS", "INPUT.MIN_SIZE_TRAIN"} <= keys <= {key.name for key in KEYS}
 
@@ -373,7 +369,6 @@ def test_report_of_train_and_test(tmp_path):
     assert main([*test, str(tested)]) == 0
     text = build_report(tmp_path / "report.html", trained, tested)
     assert "evaluation.json has" not in text
-    assert "2 iterations of 2 images" in text
     row = table_after(text, 'id="set0-segm"')[1]
     assert row[3][0] == "+0.0"
     config = (trained / "config.yaml").read_text()

@@ -11,7 +11,7 @@ from detlite.apps.report import charts
 NAMES = ("_hidden", "5 $ & 6 $", "<b>")
 POINTS = np.array([[1, 2, 3], [30, 20, 10]])
 CHARTS = {
-    "curves": {"markers": True},
+    "curves": {"xlim": (0, 5)},
     "weights": {"weights": dict.fromkeys(NAMES, POINTS[0])},
     "logarithmic": {"xscale": "log"},
 }

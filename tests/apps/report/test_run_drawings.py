@@ -83,7 +83,7 @@ class TestPlotMetrics:
     @pytest.mark.parametrize("bad", ["{", "[]", '{"loss": 1}', "3"])
     def test_bad_line(self, bad, tmp_path):
         (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n' + bad + "\n")
-        with pytest.raises(DataError, match=r"metrics\.jsonl: line 2 is not a JSON object"):
+        with pytest.raises(DataError, match=r"metrics\.jsonl: (cannot be read|a line has no 'it)"):
             plot_metrics(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
 
     def test_missing_file(self, tmp_path):
@@ -91,13 +91,11 @@ class TestPlotMetrics:
             plot_metrics(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
 
 
-def test_pairs_in_a_column_below_their_headings() -> None:
+def test_pairs_in_a_column_below_a_title() -> None:
     pair = side_by_side([Image.new("RGB", (196, 100)), Image.new("RGB", (196, 100), "red")], 8)
-    sheet = draw_column([pair, pair], ["labels", "detections"])
-    assert sheet.size == (416, 2 * (100 + 32) + 8)
-    above = np.asarray(sheet)[:32]
-    assert (above[:, 8:100] < 100).any()
-    assert (above[:, 212:300] < 100).any()
+    sheet = draw_column([pair, pair], "title")
+    assert sheet.size == (416, 36 + 2 * 108)
+    assert (np.asarray(sheet)[:36, 8:100] < 100).any()
     for y in (40, 172):
         assert [sheet.getpixel((x, y)) for x in (20, 400)] == [(0, 0, 0), (255, 0, 0)]
 

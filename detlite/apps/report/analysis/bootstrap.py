@@ -97,11 +97,10 @@ class BootstrapMetrics:
 
 def _nan_mean(table: np.ndarray) -> np.ndarray:
     """Return the mean over all but the first axis, ignoring NaN; NaN if all values are NaN."""
-    known = ~np.isnan(table)
     axes = tuple(range(1, table.ndim))
-    count = known.sum(axis=axes)
-    total = np.where(known, table, 0.0).sum(axis=axes, dtype=np.float64)
-    return np.divide(total, count, out=np.full(len(table), np.nan), where=count > 0)
+    count = (~np.isnan(table)).sum(axis=axes)
+    with np.errstate(invalid="ignore"):
+        return np.nansum(table, axis=axes, dtype=np.float64) / count
 
 
 def sample_images(images: int, samples: int, seed: int) -> np.ndarray:

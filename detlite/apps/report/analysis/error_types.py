@@ -11,39 +11,9 @@ from .cross_category import FOREGROUND_IOU, CrossCategoryMatches
 
 BACKGROUND_IOU = 0.1  # highest IoU of a background detection with any object
 
-# Meaning of each type of error, and what to do about it. All but the last are false positives.
-ERROR_TYPES = {
-    "classification": (
-        "right place, wrong category",
-        "Look at the confusion matrix below. Check the labels of categories that are confused, add "
-        "images of them, or merge categories that nobody can distinguish.",
-    ),
-    "localisation": (
-        "right category, but the IoU is only 10 to 50 %",
-        "Check that labels outline objects tightly (detlite check). Train longer, or on larger "
-        "images (INPUT.MIN_SIZE_TRAIN and INPUT.MIN_SIZE_TEST).",
-    ),
-    "both": (
-        "wrong category, and the IoU is only 10 to 50 %",
-        "Fix the two types above first; these errors usually disappear with them.",
-    ),
-    "duplicate": (
-        "another detection with a higher score already matches the object",
-        "Lower MODEL.ROI_HEADS.NMS, the IoU above which one of two detections is dropped.",
-    ),
-    "background": (
-        "no label there",
-        "Look at the false positives below. If they show objects, add the missing labels. "
-        "Otherwise train longer, and add images of what they show.",
-    ),
-    "missed": (
-        "no detection is close to the object",
-        "Look at the missed objects below, and at detlite browse. If they are small, raise "
-        "INPUT.MIN_SIZE_TRAIN and INPUT.MIN_SIZE_TEST, or lower MODEL.RPN.ANCHOR_SIZES. If they "
-        "are rare, add images of them.",
-    ),
-}
-FALSE_POSITIVE_TYPES = tuple(ERROR_TYPES)[:-1]
+# All but the last are false positives. The template of reports explains them.
+ERROR_TYPES = ("classification", "localisation", "both", "duplicate", "background", "missed")
+FALSE_POSITIVE_TYPES = ERROR_TYPES[:-1]
 CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND = range(5)
 TRUE_POSITIVE, IGNORED = -1, -2
 
