@@ -19,7 +19,17 @@ from detlite.structures.masks.formats import Segmentation
 from . import rules
 from .heads import ImageTable
 from .ids import Ids
-from .notation import ROTATED, Entry, Note, Odd, Row, is_other_notation, normalize, segmentation_of
+from .notation import (
+    ROTATED,
+    Entry,
+    Note,
+    Odd,
+    Row,
+    is_other_notation,
+    normalize,
+    parse_row,
+    segmentation_of,
+)
 from .selection import Flag
 
 PROBLEM_KEY = "_problems"  # of a stored annotation: what is wrong with it, by flag
@@ -192,13 +202,7 @@ class Judge:
             except (ValueError, RecursionError):
                 is_odd = True
             if is_odd:
-                row = json.loads(bytes(text))
-                if not isinstance(row, dict):
-                    raise DataError(
-                        f"{self._file}: not in COCO format: 'annotations' must be a list of "
-                        f"objects, but entry {first + n} is {short_repr(row)}"
-                    )
-                odd[n] = normalize(row)
+                odd[n] = normalize(parse_row(self._file, "annotations", first + n, text))
                 entry = odd[n].entry
             entries.append(entry)
         judged = np.zeros(len(texts), JUDGED)

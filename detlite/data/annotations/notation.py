@@ -4,12 +4,14 @@ An annotation whose types are COCO's is an `Entry` as it is. Every other one is 
 that the rules of `judge` need to know one notation only.
 """
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from detlite.files.errors import DataError, short_repr
 from detlite.structures.masks.formats import Segmentation
 
 from .ids import is_id, parse_integer, parse_number
@@ -89,6 +91,17 @@ class Odd:
         setattr(self.entry, key, Rle(**value) if isinstance(value, dict) else value)
         if str(value) != str(self.row.get(key)):
             self.stored[key], self.notes[key] = value, note
+
+
+def parse_row(file: object, key: str, position: int, text: Any) -> Row:
+    """Parse an entry of the list `key` of a file. Raises DataError."""
+    row = json.loads(bytes(text))
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{file}: not in COCO format: {key!r} must be a list of objects, but entry {position} "
+            f"is {short_repr(row)}"
+        )
+    return row
 
 
 def is_other_notation(entry: Entry) -> bool:

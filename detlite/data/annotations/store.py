@@ -23,12 +23,13 @@ import numpy as np
 from detlite.data.findings import Findings
 from detlite.files import cache
 from detlite.files.atomic_write import atomic_open
-from detlite.files.errors import DataError, short_repr
+from detlite.files.errors import DataError
 from detlite.files.reading import open_file
 from detlite.structures.keypoints import keypoint_names
 
 from .heads import drop_namesakes, read_categories, read_images
 from .judge import JUDGED, NO_ID, Judge, annotation_name
+from .notation import Row, parse_row
 from .scan import Document, document_of, read_document, without_gc
 from .selection import Flag
 from .table import END, VERSION, AnnotationTable, DamagedTableError
@@ -173,19 +174,20 @@ def write_table(
         OSError: the table cannot be written.
     """
     findings = Findings()
-    rows = {key: _parsed(file, key, document.texts[key]) for key in ("images", "categories")}
-    images = read_images(file, rows["images"], by_url, nameless, findings)
-    categories, category_ids = read_categories(file, [*rows["categories"]], nameless, findings)
+    texts = document.texts
+    images = read_images(file, _rows(file, texts, "images"), by_url, nameless, findings)
+    rows = [*_rows(file, texts, "categories")]
+    categories, category_ids = read_categories(file, rows, nameless, findings)
     names = keypoint_names(sorted(categories, key=lambda row: row["id"]))
     if nameless and not names:
-        names = _numbered_keypoints(document.texts["annotations"])
+        names = _numbered_keypoints(texts["annotations"])
         categories = [{**row, "keypoints": names} for row in categories] if names else categories
     judge = Judge(file, images, categories, category_ids, len(names), findings, nameless)
-    texts = document.texts
     judged = np.zeros(len(texts["annotations"]), JUDGED)
-    sizes = [_write_texts(stream, texts["images"][group]) for group in _groups(texts["images"])]
-    for group in _groups(texts["annotations"]):
-        written, judged[group] = judge.read(texts["annotations"][group], group.start)
+    sizes = [_write_texts(stream, texts["images"])]
+    for first in range(0, len(judged), _ENTRIES):
+        group = slice(first, first + _ENTRIES)
+        written, judged[group] = judge.read(texts["annotations"][group], first)
         sizes.append(_write_texts(stream, written))
     judge.finish()
     lengths = np.concatenate(sizes)
@@ -232,16 +234,8 @@ def write_table(
     stream.flush()
 
 
-def _parsed(file: object, key: str, texts: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a list. Raises DataError."""
-    for position, text in enumerate(texts):
-        row = json.loads(bytes(text))
-        if not isinstance(row, dict):
-            raise DataError(
-                f"{file}: not in COCO format: {key!r} must be a list of objects, but entry "
-                f"{position} is {short_repr(row)}"
-            )
-        yield row
+def _rows(file: object, texts: dict[str, list[Any]], key: str) -> Iterator[Row]:
+    return (parse_row(file, key, n, text) for n, text in enumerate(texts[key]))
 
 
 def _numbered_keypoints(texts: Iterable[Any]) -> list[str]:
@@ -254,19 +248,9 @@ def _numbered_keypoints(texts: Iterable[Any]) -> list[str]:
     return []
 
 
-def _groups(texts: Sequence[Any]) -> Iterator[slice]:
-    """Yield slices of at most _ENTRIES texts, and of not much more than _BLOCK bytes."""
-    first = size = 0
-    for n, text in enumerate(texts, start=1):
-        size += memoryview(text).nbytes
-        if size >= _BLOCK or n - first == _ENTRIES or n == len(texts):
-            yield slice(first, n)
-            first, size = n, 0
-
-
 def _write_texts(stream: IO[bytes], texts: list[Any]) -> np.ndarray:
     """Write texts without separators, and return their lengths."""
-    stream.write(b"".join(texts))
+    stream.writelines(texts)
     return np.fromiter((memoryview(text).nbytes for text in texts), np.int64, len(texts))
 
 

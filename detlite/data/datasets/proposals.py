@@ -108,7 +108,7 @@ def _read_pickle(path: Path) -> tuple[str, _Proposals]:
         raise DataError(f"{path}: not a pickle, or truncated or damaged") from error
     content = content if isinstance(content, dict) else {}
     # the newer names, then the older ones
-    columns = [content.get("ids", content.get("indexes")), content.get("boxes"),
+    columns: list[Any] = [content.get("ids", content.get("indexes")), content.get("boxes"),
                content.get("objectness_logits", content.get("scores"))]  # fmt: skip
     are_lists = all(isinstance(values, list | tuple | np.ndarray) for values in columns)
     if not are_lists or len({*map(len, columns)}) > 1:

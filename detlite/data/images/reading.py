@@ -55,11 +55,10 @@ def read_image(
     read = partial(_read, source, size, options, page, min_size)
     try:
         return read()
-    except RemoteError:
-        raise
-    except DataError:
+    except DataError as error:
         # A cached copy may be damaged, or outdated because the original was repaired.
-        if isinstance(source, (str, Path)) or not source.forget():
+        is_remote = isinstance(error, RemoteError)
+        if is_remote or isinstance(source, (str, Path)) or not source.forget():
             raise
     return read()
 
@@ -82,15 +81,14 @@ def check_image(
             fits = upright_size(file.size, orientation) == size and len(file.pages) == 1
             if fits and options.channels in (3, file.channels) and file.is_complete:
                 return None, orientation
-    except RemoteError:
-        raise
-    except DataError:
-        pass  # `read_image` says what is wrong
-    try:
-        read_image(source, size, options)
-    except RemoteError:
-        raise
     except DataError as error:
+        if isinstance(error, RemoteError):
+            raise
+    try:  # says what is wrong
+        read_image(source, size, options)
+    except DataError as error:
+        if isinstance(error, RemoteError):
+            raise
         return str(error).removeprefix(f"{source}: "), orientation
     return None, orientation
 
@@ -143,7 +141,11 @@ def _read(
         count = len(file.pages)
         as_channels = page is None and count > 1 and _pages_are_channels(file, options)
         if page is None and count > 1 and not as_channels:
-            raise DataError(_pages_problem(count))
+            raise DataError(
+                f"the image has {count} pages, but must have one. Save each page as a separate "
+                "file (`detlite predict` reads them all), or train a model whose channels are the "
+                "pages, with as many values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD"
+            )
         if page is not None and page >= count:
             raise DataError(f"the image has no page {page + 1}, only {count}")
         if min_size is not None and options.exif_orientation:
@@ -167,19 +169,6 @@ def _pages_are_channels(file: OpenImage, options: ImageOptions) -> bool:
     return file.pixels(0).array.shape[2] == 1
 
 
-def _pages_problem(count: int) -> str:
-    channels = "the pages as the channels of one page"
-    if count != 3:
-        channels = (
-            f"train a model whose channels are the pages, with {count} values in INPUT.PIXEL_MEAN "
-            "and INPUT.PIXEL_STD"
-        )
-    return (
-        f"the image has {count} pages, but must have one. Save each page as a separate file "
-        f"(`detlite predict` reads them all), or {channels}"
-    )
-
-
 def _size_problem(stored: Size, orientation: int, upright: bool, expected: Size) -> str:
     """Describe an image whose size, upright or as stored, differs from the annotation file's."""
     rotated = upright_size(stored, orientation)
@@ -188,14 +177,12 @@ def _size_problem(stored: Size, orientation: int, upright: bool, expected: Size)
         f"the image is {actual[1]}x{actual[0]} (width x height), "
         f"but the annotation file has {expected[1]}x{expected[0]}"
     )
-    if actual != expected[::-1]:
-        return problem
-    if stored == rotated:
-        return f"{problem}: width and height are swapped in one of the two"
-    before, pixels = ("before", "stored") if upright else ("after", "upright")
-    advice = ", or save the image without EXIF data" if upright else ""
-    return (
-        f"{problem}, its size {before} EXIF orientation {orientation} is applied. If the "
-        f"annotations refer to {pixels} pixels, set MODEL.CONVENTION_OVERRIDE "
-        f"[exif_orientation={not upright}]{advice}"
-    )
+    if actual == expected[::-1] and stored == rotated:
+        problem += ": width and height are swapped in one of the two"
+    elif actual == expected[::-1]:
+        before, pixels = ("before", "stored") if upright else ("after", "upright")
+        problem += (
+            f", its size {before} EXIF orientation {orientation} is applied. If annotations refer "
+            f"to {pixels} pixels, set MODEL.CONVENTION_OVERRIDE [exif_orientation={not upright}]"
+        )
+    return problem

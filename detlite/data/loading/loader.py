@@ -105,9 +105,7 @@ def build_train_loader(
             "once. Lower it to %d",
             cfg.SOLVER.IMS_PER_BATCH, len(dataset), dataset.name, len(dataset),
         )  # fmt: skip
-    tiles = None
-    if cfg.INPUT.TILE:
-        tiles = TrainingTiles(cfg.INPUT.TILE)
+    tiles = TrainingTiles(cfg.INPUT.TILE) if cfg.INPUT.TILE else None
     if cfg.INPUT.TILE != cfg.TEST.TILE:
         logger.warning(
             "INPUT.TILE is %d, but TEST.TILE is %d: objects have another size in evaluation than "
@@ -133,9 +131,8 @@ def build_train_loader(
             f"INPUT.COPY_PASTE_PROB is {paste:g}, but pasting objects needs their masks "
             "(MODEL.MASK_ON) and invalidates proposals (MODEL.LOAD_PROPOSALS)"
         )
-    custom = []
-    if names := cfg.INPUT.TRANSFORMS:
-        custom = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in names]
+    names = cfg.INPUT.TRANSFORMS
+    custom = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in names]
     memory = None
     if cfg.DATALOADER.CACHE:
         parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
