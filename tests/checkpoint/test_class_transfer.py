@@ -32,94 +32,73 @@ def two_models(
     return models
 
 
-def load(source, target, tmp_path, categories=SOURCE):
-    """Load the weights of `source` into `target`; return its state before and after."""
+def load(source, target, categories=SOURCE, reinit_heads=True):
+    """Load the weights of `source` into `target`; return both states, and that before."""
     before = deepcopy(target.state_dict())
-    checkpoint = Checkpoint(tmp_path / "w.pth", source.state_dict(), categories)
-    load_weights(target, checkpoint, reinit_heads=True)
-    return before, target.state_dict()
+    load_weights(target, Checkpoint("w.pth", source.state_dict(), categories), reinit_heads)
+    return before, target.state_dict(), source.state_dict()
 
 
 def assert_rows(before, after, source, rows):
     """Check that the rows of each class are those of the same class in the source, or unchanged."""
+    before, after, source = (value.unflatten(0, (-1, rows)) for value in (before, after, source))
     for label in range(len(TARGET) + 1):
-        own = slice(label * rows, (label + 1) * rows)
-        if label in SHARED:
-            other = slice(SHARED[label] * rows, (SHARED[label] + 1) * rows)
-            assert torch.equal(after[own], source[other])
-        else:
-            assert torch.equal(after[own], before[own])
+        expected = source[SHARED[label]] if label in SHARED else before[label]
+        assert torch.equal(after[label], expected)
 
 
-@pytest.mark.parametrize("c4", [False, True])
-def test_mask_rcnn(tiny_config, tmp_path, caplog, c4):
-    source, target = two_models(tiny_config, "MODEL.MASK_ON", True, c4=c4)
-    before, after = load(source, target, tmp_path)
-    source_state = source.state_dict()
-    layers = {"box.predictor.cls_score": 1, "box.predictor.bbox_pred": 4,
-              "mask.predictor.mask_fcn_logits": 1}  # fmt: skip
-    by_class = {
-        f"roi_heads.{n}.{kind}": r for n, r in layers.items() for kind in ("weight", "bias")
-    }
+@pytest.mark.parametrize(("c4", "agnostic"), [(False, False), (False, True), (True, False)])
+def test_mask_rcnn(tiny_config, caplog, c4, agnostic):
+    opts = "MODEL.MASK_ON", True, "MODEL.CLS_AGNOSTIC_BBOX_REG", agnostic
+    source, target = two_models(tiny_config, *opts, c4=c4)
+    before, after, state = load(source, target)
+    rows = {"cls_score": 1, "bbox_pred": 4, "mask_fcn_logits": 1}
+    if agnostic:
+        del rows["bbox_pred"]
     for name, value in after.items():
-        if name in by_class:
-            assert_rows(before[name], value, source_state[name], by_class[name])
+        if (layer := name.split(".")[-2]) in rows and name.startswith("roi_heads."):
+            assert_rows(before[name], value, state[name], rows[layer])
         else:
-            assert torch.equal(value, source_state[name]), name
+            assert torch.equal(value, state[name]), name
     assert target.categories == TARGET
-    assert (
-        "categories matched by name: Dog, PERSON; only in the weights: car, cat; only in"
-        in caplog.text
-    )
-
-
-def test_class_agnostic_boxes_are_loaded(tiny_config, tmp_path):
-    source, target = two_models(tiny_config, "MODEL.CLS_AGNOSTIC_BBOX_REG", True)
-    before, after = load(source, target, tmp_path)
-    boxes, scores = (f"roi_heads.box.predictor.{n}.weight" for n in ("bbox_pred", "cls_score"))
-    assert torch.equal(after[boxes], source.state_dict()[boxes])
-    assert_rows(before[scores], after[scores], source.state_dict()[scores], 1)
+    message = "categories matched by name: Dog, PERSON; only in the weights: car, cat; only in"
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize("cascade", [False, True])
-def test_class_agnostic_boxes_of_a_single_class(tiny_config, tmp_path, cascade):
+def test_class_agnostic_boxes_of_a_single_class(tiny_config, cascade):
     """The number of rows equals that of a model with boxes for each class."""
     opts = ["MODEL.CLS_AGNOSTIC_BBOX_REG", True]
     if cascade:
         opts += ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7)]
     sets = ([{"id": 1, "name": "cell"}], [{"id": 1, "name": "nucleus"}])
     source, target = two_models(tiny_config, *opts, sets=sets)
-    before, after = load(source, target, tmp_path, sets[0])
-    source_state = source.state_dict()
+    before, after, state = load(source, target, sets[0])
     boxes = [name for name in after if name.endswith("predictor.bbox_pred.weight")]
     assert len(boxes) == (3 if cascade else 1)
     for name in boxes:
         assert len(after[name]) == 8
-        assert torch.equal(after[name], source_state[name])
+        assert torch.equal(after[name], state[name])
         scores = name.replace("bbox_pred", "cls_score")
-        assert torch.equal(after[scores][0], source_state[scores][0])
+        assert torch.equal(after[scores][0], state[scores][0])
         assert torch.equal(after[scores][1], before[scores][1])
 
 
-def test_retinanet(tiny_config, tmp_path):
+def test_retinanet(tiny_config):
     source, target = two_models(
         tiny_config, "MODEL.META_ARCHITECTURE", "RetinaNet",
         "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CONVS", 1,
         "MODEL.MASK_ON", False,
         key="MODEL.RETINANET.NUM_CLASSES",
     )  # fmt: skip
-    before, after = load(source, target, tmp_path)
-    name = "head.cls_logits.weight"
-    anchors = len(after["head.bbox_pred.bias"]) // 4
-    result, before_load = (
-        state[name].unflatten(0, (anchors, len(TARGET))) for state in (after, before)
+    anchors = len(target.state_dict()["head.bbox_pred.bias"]) // 4
+    before, after, scores = (
+        state["head.cls_logits.weight"].unflatten(0, (anchors, -1))
+        for state in load(source, target)
     )
-    source_scores = source.state_dict()[name].unflatten(0, (anchors, len(SOURCE)))
     for label in (1, 2, 3):  # without a background
-        expected = (
-            source_scores[:, SHARED[label] - 1] if label in SHARED else before_load[:, label - 1]
-        )
-        assert torch.equal(result[:, label - 1], expected)
+        shared = scores[:, SHARED[label] - 1] if label in SHARED else before[:, label - 1]
+        assert torch.equal(after[:, label - 1], shared)
 
 
 def test_custom_detector_with_a_layer_named_like_one_of_retinanet():
@@ -130,30 +109,32 @@ def test_custom_detector_with_a_layer_named_like_one_of_retinanet():
 
 
 @pytest.mark.parametrize("reinit_heads", [False, True])
-def test_rows_are_matched_by_name_if_any_name_is_known(tiny_config, tmp_path, caplog, reinit_heads):
-    source, _ = two_models(tiny_config)
-    checkpoint = Checkpoint(tmp_path / "w.pth", source.state_dict(), SOURCE)
+@pytest.mark.parametrize(
+    ("categories", "rows", "others"),
+    [
+        ([{"id": 9, "name": "truck"}, *SOURCE[:3]], [2, 3, 4], [1, 2, 3]),
+        ([SOURCE[3], SOURCE[0]], [1, 2], [4, 1]),
+        ([{"name": f"other {n}"} for n in range(4)], [1, 2, 3, 4], [1, 2, 3, 4]),
+    ],
+)
+def test_rows_are_matched_by_name_if_any_name_is_known(
+    tiny_config, caplog, reinit_heads, categories, rows, others
+):
+    source, target = two_models(tiny_config, sets=(SOURCE, categories))
+    _, after, state = load(source, target, reinit_heads=reinit_heads)
     name = "roi_heads.box.predictor.cls_score.weight"
-    for categories in ([{"id": 9, "name": "truck"}, *SOURCE[:3]], [SOURCE[3], SOURCE[0]]):
-        classes = len(categories) + 1
-        target = build_model(tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes))
-        target.categories = categories
-        load_weights(target, checkpoint, reinit_heads)
-        rows = [2, 3, 4] if classes == 5 else [1, 2]
-        others = [1, 2, 3] if classes == 5 else [4, 1]
-        assert torch.equal(target.state_dict()[name][rows], source.state_dict()[name][others])
-    assert "matched by name: person, car, cat; only in the weights: dog; only in" in caplog.text
-    target = build_model(tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 5))
-    target.categories = [{"name": f"other {n}"} for n in range(4)]
-    load_weights(target, checkpoint, reinit_heads)
-    same = torch.equal(target.state_dict()[name][1:], source.state_dict()[name][1:])
-    assert same == (not reinit_heads)
-    assert ("Its weights are used in the same order; set" in caplog.text) == same
+    unknown = categories[0]["name"] == "other 0"
+    same = torch.equal(after[name][rows], state[name][others])
+    assert same == (not unknown or not reinit_heads)
+    assert ("Its weights are used in the same order; set" in caplog.text) == (unknown and same)
+    if categories[0]["name"] == "truck":
+        message = "matched by name: person, car, cat; only in the weights: dog; only in"
+        assert message in caplog.text
 
 
-def test_without_names(tiny_config, tmp_path, caplog):
+def test_without_names(tiny_config, caplog):
     source, target = two_models(tiny_config)
-    before, after = load(source, target, tmp_path, categories=[])
+    before, after, _ = load(source, target, categories=[])
     name = "roi_heads.box.predictor.cls_score.weight"
     assert torch.equal(after[name], before[name])
     assert "newly initialized layers: roi_heads.box.predictor.cls_score.weight" in caplog.text

@@ -43,34 +43,31 @@ def test_only_the_backbone_is_loaded(tiny_config, tmp_path, name, ending, freeze
             assert torch.equal(value, before[path]), path
 
 
-def test_checkpoint_of_a_detector(tiny_config, tmp_path):
+def test_checkpoint_of_a_detector(tiny_config, saved):
     model, other = detector(tiny_config), detector(tiny_config)
-    torch.save({"model": model.state_dict()}, tmp_path / "model.pth")
-    load_weights(other, read_checkpoint(tmp_path / "model.pth"))
+    load_weights(other, read_checkpoint(saved({"model": model.state_dict()})))
     assert_equal(other.state_dict(), model.state_dict())
 
 
-def test_weights_of_another_model(tiny_config, tmp_path):
-    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "w.pth")
+def test_weights_of_another_model(tiny_config, saved):
+    checkpoint = read_checkpoint(saved(timm.create_model("test_resnet").state_dict()))
     with pytest.raises(CheckpointError, match=r"missing in the file +backbone\.body\.net\.stages"):
-        load_weights(detector(tiny_config), read_checkpoint(tmp_path / "w.pth"))
+        load_weights(detector(tiny_config), checkpoint)
 
 
-def test_resnets_fit_both_kinds_of_backbone(tmp_path):
-    torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "w.pth")
-    for source in (None, "timm"):
-        checkpoint = read_checkpoint(tmp_path / "w.pth", source)
-        assert checkpoint.backbone_only
-        assert "backbone.body.res5.1.conv2.weight" in checkpoint.model
-        assert "backbone.body.net.layer4.1.conv2.weight" in checkpoint.timm_backbone
+@pytest.mark.parametrize("source", [None, "timm"])
+def test_resnets_fit_both_kinds_of_backbone(saved, source):
+    checkpoint = read_checkpoint(saved(timm.create_model("resnet18").state_dict()), source)
+    assert checkpoint.backbone_only
+    assert "backbone.body.res5.1.conv2.weight" in checkpoint.model
+    assert "backbone.body.net.layer4.1.conv2.weight" in checkpoint.timm_backbone
 
 
-def test_converted_checkpoint_equals_the_original(tiny_config, tmp_path):
-    torch.save(timm.create_model("test_convnext").state_dict(), tmp_path / "w.pth")
-    converted = read_checkpoint(tmp_path / "w.pth", "timm")
-    save_checkpoint(replace(converted, path=tmp_path / "converted.pth"))
+def test_converted_checkpoint_equals_the_original(tiny_config, saved, tmp_path):
+    file = saved(timm.create_model("test_convnext").state_dict())
+    save_checkpoint(replace(read_checkpoint(file, "timm"), path=tmp_path / "converted.pth"))
     first, second = detector(tiny_config), detector(tiny_config)
-    load_weights(first, read_checkpoint(tmp_path / "w.pth"))
+    load_weights(first, read_checkpoint(file))
     load_weights(second, read_checkpoint(tmp_path / "converted.pth"))
     assert_equal(first.backbone.body.state_dict(), second.backbone.body.state_dict())
 
