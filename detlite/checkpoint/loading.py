@@ -9,10 +9,14 @@ from typing import Any
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.checkpoint.assumptions import warn_of_other_pixels
 from detlite.checkpoint.class_transfer import CLASS_LAYERS, match_optional_heads, transfer_classes
 from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint, read_checkpoint
-from detlite.checkpoint.stored_config import apply_convention, config_of, explain_imports
+from detlite.checkpoint.stored_config import (
+    apply_convention,
+    config_of,
+    explain_imports,
+    warn_of_other_pixels,
+)
 from detlite.checkpoint.weight_catalog import find_weights
 from detlite.config import ConfigError, default_config, expand_path, load_config
 from detlite.errors import CheckpointError

@@ -4,16 +4,19 @@ A note is a small JSON file. It records, for example, the content hash of an ann
 valid as long as the file's stamp (size, times and inode) does not change.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,10 @@ _OWN_FILE = re.compile(
     r"|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
 )
 _POLL_SECONDS = 0.01  # between two attempts to get a lock
+_KEPT_FRACTION = 0.9  # of the limit of a `FileCache` that remains after deleting files
 _TIME_STEP = 2.0  # seconds; file times of some systems do not change within such a step
+_logger = logging.getLogger(__name__)
+_warned: set[Path] = set()
 
 
 def folder() -> Path | None:
@@ -123,3 +129,94 @@ def _temporary_folder(process: int) -> Path:
             shutil.rmtree(temporary, ignore_errors=True)
 
     return temporary
+
+
+def file_cache(name: str, limit: int) -> FileCache | None:
+    """Return the user's cache with a name; None if caching is off."""
+    parent = folder()
+    return FileCache(parent / name, limit) if parent is not None and limit > 0 else None
+
+
+class FileCache:
+    """Files by key, at most `limit` bytes in total, shared by any number of processes.
+
+    The least recently used files are deleted. fsspec's `filecache` has no size limit, and lets each
+    process fetch the same file. Here, one fetches it. If the folder cannot be written,
+    nothing is cached, and each process logs one warning.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder = folder
+        self._limit = limit
+
+    def read(self, key: str, fetch: Callable[[], bytes]) -> bytes:
+        """Return the content of a cached file, or else the result of `fetch`, which is cached."""
+        path = self._path(key)
+        with contextlib.suppress(OSError):
+            return _read(path)
+        with contextlib.suppress(OSError):  # `_store` reports it
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(path.parent.with_suffix(".lock")):
+            with contextlib.suppress(OSError):
+                return _read(path)  # another process has fetched it
+            content = fetch()
+            self._store(path, content)
+            return content
+
+    def forget(self, key: str) -> bool:
+        """Delete a cached file. Returns True if it was cached."""
+        with contextlib.suppress(OSError):
+            self._path(key).unlink()
+            return True
+        return False
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / key[2:]
+
+    def _store(self, path: Path, data: bytes) -> None:
+        if len(data) > self._limit:
+            return
+        try:
+            with atomic_open(path, "wb", unique=True) as file:
+                file.write(data)
+            with exclusive_lock(self._folder / "lock"):
+                self._add_size(len(data))
+        except OSError as error:
+            if self._folder not in _warned:
+                _warned.add(self._folder)
+                _logger.warning(
+                    "%s: files are not cached but read each time: %s", self._folder, error
+                )
+
+    def _add_size(self, added: int) -> None:
+        """Update the total size; if it is unknown or exceeds the limit, delete files."""
+        note = self._folder / "size"
+        total = self._limit + 1
+        with contextlib.suppress(OSError, ValueError):
+            total = int(note.read_text()) + added
+        if total > self._limit:
+            total = self._shrink()
+        note.write_text(str(total))
+
+    def _shrink(self) -> int:
+        """Delete the least recently used files if the limit is exceeded; return the total size."""
+        files: list[tuple[float, int, Path]] = []
+        for path in self._folder.glob("*/*"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        target = self._limit * _KEPT_FRACTION if total > self._limit else total
+        for _, size, path in sorted(files):
+            if total > target:
+                path.unlink(missing_ok=True)
+                total -= size
+        return total
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file, which is marked as used."""
+    content = path.read_bytes()
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return content

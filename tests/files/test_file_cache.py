@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from detlite.files import file_cache
-from detlite.files.file_cache import FileCache
+from detlite.files import cache as module
+from detlite.files.cache import FileCache
 
 KEYS = [f"{number:040x}"[::-1] for number in range(40)]
 
@@ -72,7 +72,7 @@ def test_without_space_nothing_is_cached_and_one_warning_logged(
     if kind == "no folder":
         (tmp_path / "files").write_text("")
     else:
-        monkeypatch.setattr(file_cache, "atomic_open", full)
+        monkeypatch.setattr(module, "atomic_open", full)
     with caplog.at_level(logging.WARNING):
         for key in (KEYS[0], KEYS[0], KEYS[1]):
             assert cache.read(key, lambda: b"abc") == b"abc"

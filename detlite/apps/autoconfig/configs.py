@@ -10,10 +10,9 @@ from yacs.config import CfgNode
 
 from detlite.api import CONFIG_BUILDERS
 from detlite.apps.doctor.machine import resources
-from detlite.checkpoint.assumptions import log_assumptions
 from detlite.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.checkpoint.loading import resolve_checkpoint_path
-from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
+from detlite.checkpoint.stored_config import apply_convention, checkpoint_config, log_assumptions
 from detlite.checkpoint.weight_catalog import COCO, coco_weights
 from detlite.config import ConfigError, config_from, load_config
 from detlite.config.loading import flatten

@@ -12,7 +12,6 @@ from torch.nn.functional import avg_pool2d
 
 from detlite.files import cache
 from detlite.files.errors import DataError, RemoteError
-from detlite.files.file_cache import file_cache
 
 from .formats import open_image
 from .pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor, upright_size
@@ -115,7 +114,7 @@ def read_reduced(
         np.save(buffer, read().numpy())
         return buffer.getvalue()
 
-    files = file_cache("reduced", cache_bytes)
+    files = cache.file_cache("reduced", cache_bytes)
     if files is None or not isinstance(source, Path) or not source.is_file():
         return read()
     status = source.stat()

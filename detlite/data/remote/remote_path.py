@@ -9,7 +9,6 @@ from urllib.parse import quote
 from detlite.files import cache
 from detlite.files.atomic_write import atomic_path
 from detlite.files.errors import DataError
-from detlite.files.file_cache import FileCache, file_cache
 from detlite.files.retry import without_secrets
 
 from .filesystem import copy_file, file_version, read
@@ -63,10 +62,10 @@ class RemotePath:
         files = self._cache()
         return files is not None and files.forget(cache.key(self.url))
 
-    def _cache(self) -> FileCache | None:
+    def _cache(self) -> cache.FileCache | None:
         container = self.url.split("::")[-1]
         local = "://" not in container or container.startswith(("file://", "local://"))
-        return None if local else file_cache("remote", self.cache_bytes)
+        return None if local else cache.file_cache("remote", self.cache_bytes)
 
     def current_copy(self) -> Path:
         """Return a local copy of the current content, which stays in the cache.

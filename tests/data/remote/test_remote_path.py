@@ -200,7 +200,7 @@ def test_without_a_cache(remote, monkeypatch, variable, cache, caplog):
         def full(*args, **options):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("detlite.files.file_cache.atomic_open", full)
+        monkeypatch.setattr("detlite.files.cache.atomic_open", full)
     assert len(list(CocoDataset(annotations, images))) == 4
     assert web.asked["/small/images/a.png"] == 2
     warnings = [record for record in caplog.records if "not cached" in record.getMessage()]
