@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from detlite.apps.cli.main import COMMANDS, build_parser
+from detlite.apps.cli.main import COMMANDS, build_parser, summary
 
 _INTRODUCTION = """\
 # Command line
@@ -34,9 +34,7 @@ _PROGRAMS = ("detlite ", "torchrun ", "curl ")
 def cli_page() -> str:
     """Return the page as Markdown."""
     lines = [_INTRODUCTION, "| command | task |", "|---|---|"]
-    lines += [
-        f"| [`detlite {name}`](#detlite-{name}) | {text} |" for name, text in COMMANDS.items()
-    ]
+    lines += [f"| [`detlite {name}`](#detlite-{name}) | {summary(name)} |" for name in COMMANDS]
     for name in COMMANDS:
         lines += ["", *_command_section(name)]
     return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ OPTIONS = (
     config(None),
     option("--size", ("H", "W"), "size of the original image, which is resized as in evaluation "
            "(default: 480 640)", type=int, nargs=2),
-    option("--depth", None, "depth of the listed modules", 2, limits=(0, None)),
+    option("--depth", None, "depth of the listed modules", 2, minimum=0),
     OVERRIDES,
 )  # fmt: skip
 

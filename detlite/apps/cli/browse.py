@@ -14,7 +14,7 @@ from detlite.apps.cli.options import FONT, OVERRIDES, config, option
 
 OPTIONS = (
     config(None),
-    option("--count", None, "number of images to show", 24, limits=(1, None)),
+    option("--count", None, "number of images to show", 24, minimum=1),
     option("--output", "FILE", "HTML file to write", "browse.html", type=Path),
     FONT,
     OVERRIDES,

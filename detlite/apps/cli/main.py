@@ -12,29 +12,18 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from detlite import __version__, errors
 from detlite.apps.cli import removed
-from detlite.apps.cli.options import add_options, collect_overrides
+from detlite.apps.cli.options import collect_overrides
 from detlite.files.errors import DataError
 from detlite.threads import wait_passively
 
-COMMANDS = {
-    "init": "write a config for a dataset, or convert the dataset to COCO json",
-    "train": "train and evaluate a model",
-    "test": "evaluate a checkpoint on test sets",
-    "predict": "detect objects in images, folders of images, or a video",
-    "serve": "detect objects over HTTP, with a web page to try the model",
-    "report": "write an HTML page about one or several runs: metrics, errors, comparison",
-    "config": "print the keys of a config with their values and descriptions",
-    "compare": "print a table of the settings and metrics of runs",
-    "browse": "write an HTML page of augmented training images with their objects and anchors",
-    "check": "find all defects of a dataset before training",
-    "convert": "convert weights of another framework to a checkpoint",
-    "export": "export a model to ONNX, OpenVINO or torch.export",
-    "doctor": "list what is installed and test every operator",
-    "analyze": "count the parameters, operations and activations of a model",
-}
+COMMANDS = (
+    "init", "train", "test", "predict", "serve", "report", "config", "compare", "browse", "check",
+    "convert", "export", "doctor", "analyze",
+)  # fmt: skip
 INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 PIPE_CLOSED = 141  # the status of a program ended by SIGPIPE
@@ -54,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands use 1 and 75, see their help.
     """
     _prepare_streams()
-    commands = "\n".join(f"  {name:14} {text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:14} {summary(name)}" for name in COMMANDS)
     parser = argparse.ArgumentParser(
         "detlite",
         description=f"Train, evaluate and use Mask R-CNN models.\n\ncommands:\n{commands}",
@@ -70,22 +59,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(parser.parse_args(words[:1]).command, words[1:])
 
 
+def summary(name: str) -> str:
+    """Return the first line of the help text of a command."""
+    return str(_module(name).__doc__).partition("\n")[0]
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"detlite.apps.cli.{name}")
+
+
 def build_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command, with its help text."""
-    command = importlib.import_module(f"detlite.apps.cli.{name}")
+    command = _module(name)
     parser = argparse.ArgumentParser(
         f"detlite {name}",
         description=command.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_options(parser, command.OPTIONS)
+    for names, settings in command.OPTIONS:
+        parser.add_argument(*names.split(), **settings)
     return parser
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Parse the arguments of one command, run it and return its exit status."""
     wait_passively()  # before the command imports torch
-    command = importlib.import_module(f"detlite.apps.cli.{name}")
+    command = _module(name)
     parser = build_parser(name)
     for word, value in pairwise([*arguments, "-"]):
         for option in (word.partition("=")[0], word.replace("=", " ", 1), f"{word} {value}"):

@@ -6,8 +6,6 @@ imports torch: `detlite COMMAND --help` must answer immediately.
 
 import re
 from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +27,12 @@ def option(
         metavar: name of the value in help texts; None: its choices.
         text: help text, to which a default is added.
         default: also decides the type of the value, unless there is a `type`.
-        settings: arguments of `add_argument`, and `limits`: (minimum, maximum) of a number.
+        settings: arguments of `add_argument`, and the `minimum` of a number.
     """
     if default is not None:
         text += f" (default: {default})"
         settings.setdefault("type", type(default))
-    if "limits" in settings:
+    if "minimum" in settings:
         settings["action"] = _StoreNumber
     return names, {"metavar": metavar, "help": text, "default": default, **settings}
 
@@ -97,41 +95,25 @@ DATA_OPTIONS = (
 )  # fmt: skip
 
 
-def add_options(parser: ArgumentParser, options: Sequence[Option]) -> None:
-    """Add the options of a command to its parser."""
-    for names, settings in options:
-        parser.add_argument(*names.split(), **settings)
-
-
 class _StoreNumber(Action):
-    """Stores a number that is checked against `limits`."""
+    """Stores a number that is at least `minimum`."""
 
-    def __init__(self, *args: Any, limits: tuple[float, float | None], **settings: Any) -> None:
+    def __init__(self, *args: Any, minimum: float, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._limits = limits
+        self._minimum = minimum
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, value: Any, option: Any = None
     ) -> None:
-        low, high = self._limits
-        if not (low <= value and (high is None or value <= high)):
-            allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ConfigError(f"{option} {value:g}: must be {allowed}")
+        if not value >= self._minimum:
+            raise ConfigError(f"{option} {value:g}: must be at least {self._minimum}")
         setattr(namespace, self.dest, value)
 
 
-def is_key(word: str) -> bool:
+def _is_key(word: Any) -> bool:
     """Return True for a config key such as MODEL.DEVICE, or KEY=VALUE, and not for a file."""
-    return re.fullmatch(r"[A-Z][A-Z0-9_.]*(=.*)?", word) is not None and not Path(word).exists()
-
-
-def split_pairs(words: Sequence[str]) -> list[str]:
-    """Split each KEY=VALUE among KEY VALUE pairs."""
-    pairs: list[str] = []
-    for word in words:
-        is_key = len(pairs) % 2 == 0
-        pairs += word.split("=", 1) if is_key else [word]
-    return pairs
+    key = re.fullmatch(r"[A-Z][A-Z0-9_.]*(=.*)?", str(word))
+    return key is not None and not Path(word).exists()
 
 
 def collect_overrides(args: Namespace) -> None:
@@ -139,11 +121,17 @@ def collect_overrides(args: Namespace) -> None:
 
     Those of --device become the last pair.
     """
-    for name, words in list(vars(args).items()):
-        if isinstance(words, list) and name != "overrides":
-            count = 1 + len(list(takewhile(lambda word: not is_key(str(word)), words[1:])))
-            setattr(args, name, words[:count])
-            args.overrides = [*args.overrides, *map(str, words[count:])]
-    args.overrides = split_pairs(args.overrides)
+    words: list[str] = args.overrides
+    for name, values in list(vars(args).items()):
+        if isinstance(values, list) and name != "overrides":
+            first = 0 if name == "runs" else 1  # an option has a value
+            keys = (n for n, value in enumerate(values) if n >= first and _is_key(value))
+            count = next(keys, len(values))
+            setattr(args, name, values[:count])
+            words = [*words, *map(str, values[count:])]
+    args.overrides = []
+    for word in words:
+        is_key = len(args.overrides) % 2 == 0
+        args.overrides += word.split("=", 1) if is_key else [word]
     if getattr(args, "device", None):
         args.overrides += ["MODEL.DEVICE", args.device]

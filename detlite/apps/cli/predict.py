@@ -37,22 +37,11 @@ you can fix; 130 after Ctrl-C.
 from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
 
-from detlite.errors import ConfigError
-
 from .options import DEVICE, FONT, OVERRIDES, THRESHOLD, TRUST, config, flag, option, weights
 
 INTERRUPTED = "interrupted: the same command continues with the remaining images"
-FORMATS = (
-    "results",
-    "csv",
-    "parquet",
-    "measures",
-    "coco",
-    "yolo",
-    "labelme",
-    "label-studio",
-    "geojson",
-)
+FORMATS = ("results", "csv", "parquet", "measures", "coco", "yolo", "labelme", "label-studio",
+           "geojson")  # fmt: skip
 
 OPTIONS = (
     weights("checkpoint of detlite or of another framework, or an exported model; the detections "
@@ -64,9 +53,9 @@ OPTIONS = (
     option("--output", "FOLDER", "output folder", type=Path, required=True),
     THRESHOLD,
     option("--batch-size", "N", "number of images of similar size to run together", 1,
-           limits=(1, None)),
+           minimum=1),
     option("--threads", "N", "number of threads that read, resize and draw images", 2,
-           limits=(1, None)),
+           minimum=1),
     option("--draw", None, "format of the drawn images", "jpeg", choices=["jpeg", "png", "none"]),
     option("--labels", None, "draw the names and scores of all objects or none (default: where "
            "there is room)", action=BooleanOptionalAction),
@@ -78,7 +67,7 @@ OPTIONS = (
            "value is an object", choices=["tiff", "png"]),
     option("--workers", "N", "number of processes of Ray Data, on this or several machines, each "
            "with a GPU if there are enough (default: this process predicts)", type=int,
-           limits=(1, None)),
+           minimum=1),
     flag("--overwrite", "replace another run in the output folder"),
     option("--tile", "SIDE", "cut large images into tiles of SIDE pixels", type=int),
     flag("--track", "track objects through a video and number them"),
@@ -93,9 +82,6 @@ def run(args: Namespace) -> int:
     from detlite.apps.batch_predict.predict_run import predict
 
     keep_freed_memory()
-    try:
-        totals = predict(args)
-    except OSError as error:  # images and weights raise other errors
-        raise ConfigError(f"--output {args.output}: cannot write to it ({error})") from error
+    totals = predict(args)
     print(f"{totals}: see {args.output}")
     return 1 if totals.unreadable else 0

@@ -13,10 +13,9 @@ KEY VALUE pairs override keys of the config, such as those that a message names.
 
 from argparse import Namespace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 
-from detlite.apps.cli.options import FONT, OVERRIDES, flag, is_key, option, split_pairs
+from detlite.apps.cli.options import FONT, OVERRIDES, flag, option
 
 OPTIONS = (
     option("runs", "RUN", "output folders of runs", nargs="*"),
@@ -25,7 +24,7 @@ OPTIONS = (
     option("--images", "FOLDER", "folder of the images of --truth (default: searched for next to "
            "it)", type=Path),
     option("--max-detections", None, "number of highest-scoring detections of an image and "
-           "category that count for --results", 100, limits=(1, None)),
+           "category that count for --results", 100, minimum=1),
     option("--sigmas", "NUMBER", "standard deviation of each keypoint for OKS, with --results "
            "(default: COCO's)", type=float, nargs="+"),
     option("--iou-thresholds", "NUMBER", "IoUs over which AP and AR are averaged, with --results "
@@ -34,10 +33,10 @@ OPTIONS = (
     option("--output", "FILE", "HTML file to write (default: report.html in the folder of the run; "
            "for several runs, comparison.html in the folder of the first one)", type=Path),
     option("--resamples", None, "number of bootstrap samples for confidence intervals", 1000,
-           limits=(100, None)),
+           minimum=100),
     option("--seed", None, "seed of the bootstrap", 0),
     option("--examples", None, "number of wrong detections and missed objects to show for each "
-           "dataset", 48, limits=(0, None)),
+           "dataset", 48, minimum=0),
     FONT,
     OVERRIDES,
 )  # fmt: skip
@@ -50,18 +49,17 @@ def run(args: Namespace) -> int:
     from detlite.engine.run_files import run_lock
     from detlite.files.atomic_write import atomic_open
 
-    count = len(list(takewhile(lambda word: not is_key(word), args.runs)))
-    folders, results = list(map(Path, args.runs[:count])), args.results or []
-    overrides = [*split_pairs(args.runs[count:]), *args.overrides]
+    folders, results = list(map(Path, args.runs)), args.results or []
     if bool(args.truth) != bool(results) or bool(folders) == bool(results):
         raise ConfigError("name the output folders of runs, or one --truth and its --results")
-    paths, read = folders or results, partial(read_run, opts=overrides)
+    paths, read = folders or results, partial(read_run, opts=args.overrides)
     if results:
         opts = [
             "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", args.max_detections,
             "TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas or ()),
             "TEST.IOU_THRESHOLDS", tuple(args.iou_thresholds or ()),
-            "DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error", *overrides,
+            "DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error",
+            *args.overrides,
         ]  # fmt: skip
         read = partial(read_detections, truth=args.truth, images=args.images, opts=opts)
     runs = list(map(read, paths, run_names(paths)))

@@ -52,7 +52,7 @@ def help_of(command, capsys):
 
 def test_every_command_has_a_module(repo_root):
     files = {file.stem for file in (repo_root / "detlite/apps/cli").glob("[a-z]*.py")}
-    assert files - {"main", "options", "removed"} == COMMANDS.keys()
+    assert files - {"main", "options", "removed"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_help_imports_neither_torch_nor_numpy(repo_root):
 
 def test_help_and_version(capsys):
     for option, expected in (
-        ("--help", "  train          train and evaluate"),
+        ("--help", "  train          Train a model and evaluate it."),
         ("--version", "detl"),
     ):
         with pytest.raises(SystemExit) as exit_info:

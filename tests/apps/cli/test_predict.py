@@ -400,7 +400,8 @@ def test_a_drawing_that_cannot_be_written(predict, arguments, tmp_path, error_of
     out = tmp_path / "out"
     (out / "drawn" / "0002_b.jpg").mkdir(parents=True)
     error = error_of("predict", *arguments, "--threshold", "0")
-    assert error.startswith(f"--output {out}: cannot write to it ([Errno 21]")
+    assert "[Errno 21]" in error
+    assert str(out / "drawn/0002_b.jpg") in error
     assert not (out / "results.json").exists()
     (out / "drawn" / "0002_b.jpg").rmdir()
     assert predict("--threshold", "0") == 0
