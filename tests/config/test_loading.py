@@ -31,8 +31,9 @@ def value_of(cfg, name):
 
 def test_file_changes_only_its_keys(write):
     assert load_config() == load_config(write("# nothing\n")) == default_config()
-    cfg = load_config(str(write("SOLVER: {BASE_LR: 0.5}")))
-    assert cfg.SOLVER.BASE_LR == 0.5
+    text = "SOLVER: {BASE_LR: 1e-4, STEPS: '(3, 4)'}\nMODEL: {MASK_ON: yes}"
+    cfg = load_config(str(write(text)))
+    assert (cfg.SOLVER.BASE_LR, cfg.SOLVER.STEPS, cfg.MODEL.MASK_ON) == (1e-4, (3, 4), True)
     assert cfg.SOLVER.MOMENTUM == load_config().SOLVER.MOMENTUM
     with pytest.raises(AttributeError):  # a config is frozen
         cfg.SOLVER.BASE_LR = 1.0
@@ -99,47 +100,37 @@ def test_files_that_cannot_be_read(tmp_path, name, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "lines"),
+    ("text", "message"),
     [
-        ("SEED: 1\nSEED: 1", "SEED", (1, 2)),
-        ("SOLVER:\n  BASE_LR: 1\n  GAMMA: 1\n  BASE_LR: 2", "SOLVER.BASE_LR", (2, 4)),
-        ("SOLVER: {GAMMA: 1}\nSEED: 1\nSOLVER: {GAMMA: 2}", "SOLVER.GAMMA", (1, 3)),
-        ("SOLVER: {GAMMA: 1}\nSOLVER: 2", "SOLVER", (1, 2)),
-        ("SOLVER: 2\nSOLVER: {GAMMA: 1}", "SOLVER", (1, 2)),
-        ("_BASE_: a.yaml\n_BASE_: b.yaml", "_BASE_", (1, 2)),
+        ("SEED: 1\nSEED: 1", "SEED appears twice, in lines 1 and 2"),
+        ("SOLVER:\n  GAMMA: 1\n  GAMMA: 2", r"SOLVER\.GAMMA appears twice, in lines 2 and 3"),
+        ("SOLVER: {GAMMA: 1}\nSEED: 1\nSOLVER: {GAMMA: 2}", r"SOLVER\.GAMMA .* lines 1 and 3"),
+        ("SOLVER: {GAMMA: 1}\nSOLVER: 2", "SOLVER appears twice"),
+        ("SOLVER: 2\nSOLVER: {GAMMA: 1}", "SOLVER appears twice"),
+        ("_BASE_: a.yaml\n_BASE_: b.yaml", "_BASE_ appears twice"),
         (
-            "DATASETS:\n  CATALOG:\n    - {name: a, images: b}\n    - {name: c, name: d}",
-            "DATASETS.CATALOG[1].name",
-            (4, 4),
+            "DATASETS: {CATALOG: [{name: a}, {name: c, name: d}]}",
+            r"DATASETS\.CATALOG\[1\]\.name app",
         ),
     ],
 )
-def test_repeated_key_is_an_error_with_its_lines(write, text, key, lines):
+def test_repeated_key_is_an_error_with_its_lines(write, text, message):
     file = write(text)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"^{file}: {message}"):
         load_config(file)
-    message = f"{file}: {key} appears twice, in lines {lines[0]} and {lines[1]}"
-    assert str(error.value).startswith(message)
 
 
-def test_repeated_sections_are_merged(write):
+def test_repeated_sections_are_merged_and_anchors_work(write):
     """maskrcnn-benchmark's files for ResNeXt have such sections."""
     text = "MODEL:\n  RESNETS: {STRIDE_IN_1X1: False}\n  RESNETS: {NUM_GROUPS: 32}\n"
     resnets = load_config(write(text + "MODEL: {MASK_ON: True}")).MODEL.RESNETS
     assert (resnets.STRIDE_IN_1X1, resnets.NUM_GROUPS) == (False, 32)
-
-
-def test_merging_does_not_change_an_anchor(write):
-    text = "DATASETS: {CATALOG: [&a {name: x}, {name: y, more: *a}]}\n"
-    text = text.replace("more: *a", "more: *a, more: {name2: z}")
-    first, second = load_config(write(text)).DATASETS.CATALOG
-    assert first == {"name": "x"}
-    assert second == {"name": "y", "more": {"name": "x", "name2": "z"}}
-
-
-def test_anchors_and_merge_keys_work(write):
     text = "MODEL:\n  ROI_BOX_HEAD: &a {POOLER_RESOLUTION: 9}\n  ROI_MASK_HEAD: {<<: *a}"
     assert load_config(write(text)).MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION == 9
+    text = "DATASETS: {CATALOG: [&a {name: x}, {name: y, more: *a, more: {name2: z}}]}\n"
+    first, second = load_config(write(text)).DATASETS.CATALOG
+    assert first == {"name": "x"}  # merging does not change it
+    assert second == {"name": "y", "more": {"name": "x", "name2": "z"}}
 
 
 # ---- _BASE_
@@ -266,15 +257,10 @@ def test_unknown_key_suggests_only_a_similar_one(name, nearest):
 
 
 def test_all_unknown_keys_of_a_file_are_listed(write):
-    lines = [f"    KEY_{number}: 1" for number in range(58)]
-    text = "\n".join(["MODEL:", "  OWN:", *lines, "SOLVER: {BASE_LRR: fast, GAMMA: slow}"])
-    with pytest.raises(ConfigError) as error:
-        load_config(write(text))
-    message = str(error.value)
-    assert "unknown config keys MODEL.OWN.KEY_0, MODEL.OWN.KEY_1, " in message
-    assert "MODEL.OWN.KEY_57, SOLVER.BASE_LRR (did you mean SOLVER.BASE_LR?). Decl" in message
-    with pytest.raises(ConfigError, match=r"OWN\.KEY_99 and 900 more\. Declare"):
-        load_config(write("MODEL: {OWN: {" + ", ".join(f"KEY_{n}: 1" for n in range(1000)) + "}}"))
+    keys = ", ".join(f"KEY_{number}: 1" for number in range(1000))
+    first = r"unknown config keys MODEL\.OWN\.KEY_0, MODEL\.OWN\.KEY_1, .*"
+    with pytest.raises(ConfigError, match=first + r"OWN\.KEY_99 and 900 more\. Declare"):
+        load_config(write(f"MODEL: {{OWN: {{{keys}}}}}"))
 
 
 # ---- types
@@ -319,16 +305,6 @@ def test_value_is_converted_to_the_type_of_the_key(name, given, expected):
     assert type(value) is type(expected)
 
 
-def test_yaml_spellings(write):
-    text = "SOLVER:\n  BASE_LR: 1e-4\n  STEPS: (3, 4)\nDATASETS:\n  TRAIN: ('a',)\n"
-    text += "MODEL: {MASK_ON: yes}"
-    cfg = load_config(write(text))
-    assert cfg.SOLVER.BASE_LR == 1e-4
-    assert cfg.SOLVER.STEPS == (3, 4)
-    assert cfg.DATASETS.TRAIN == ("a",)
-    assert cfg.MODEL.MASK_ON is True
-
-
 @pytest.mark.parametrize(
     ("name", "values", "expected"),
     [
@@ -371,6 +347,7 @@ def test_wrong_type_names_key_value_and_description(name, values, expected):
         ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 6, "from 0 to 5"),
         ("MODEL.RESNETS.RES5_DILATION", 3, "one of 1, 2"),
         ("MODEL.RESNETS.NORM", "IN", "one of 'FrozenBN', 'BN', 'SyncBN', 'GN', 'LN'"),
+        ("MODEL.RESNETS.TRANS_FUNC", "BottleneckWithLN", "one of 'BottleneckWithFixedBatchNorm'"),
         *(("SEED", seed, "from 0 to") for seed in (-1, 2**63, 2**64)),
         ("DTYPE", "float64", "one of 'auto', 'float32', 'float16', 'bfloat16'"),
         *(
@@ -464,21 +441,15 @@ def test_included_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatc
     assert load_config("demo_shapes.yaml").MODEL.BACKBONE == load_config().MODEL.BACKBONE
 
 
-LENGTHS = ("SOLVER.MAX_ITER", "SOLVER.MAX_EPOCHS", "SOLVER.MAX_MINUTES")
+def test_setting_a_run_length_unsets_the_others(write):
+    def lengths(*args):
+        solver = load_config(*args).SOLVER
+        return [solver.MAX_ITER, solver.MAX_EPOCHS, solver.MAX_MINUTES]
 
-
-def lengths(cfg):
-    return [cfg.SOLVER[name.split(".")[1]] for name in LENGTHS]
-
-
-def test_setting_a_run_length_unsets_the_others(tmp_path):
-    assert lengths(load_config()) == [40000, None, None]
-    base, leaf = tmp_path / "base.yaml", tmp_path / "leaf.yaml"
-    base.write_text("SOLVER: {MAX_ITER: 100}\n")
-    leaf.write_text("_BASE_: base.yaml\nSOLVER: {MAX_MINUTES: 15}\n")
-    assert lengths(load_config(leaf)) == [None, None, 15.0]
-    assert lengths(load_config(leaf, ["SOLVER.MAX_EPOCHS", "12"])) == [None, 12.0, None]
-    assert lengths(load_config(leaf, ["SOLVER.MAX_ITER", "7"])) == [7, None, None]
-    again = tmp_path / "again.yaml"
-    again.write_text(load_config(leaf).dump())
-    assert load_config(again) == load_config(leaf)
+    write("SOLVER: {MAX_ITER: 100}\n", "base.yaml")
+    leaf = write("_BASE_: base.yaml\nSOLVER: {MAX_MINUTES: 15}\n")
+    assert lengths() == [40000, None, None]
+    assert lengths(leaf) == [None, None, 15.0]
+    assert lengths(leaf, ["SOLVER.MAX_EPOCHS", "12"]) == [None, 12.0, None]
+    assert lengths(leaf, ["SOLVER.MAX_ITER", "7"]) == [7, None, None]
+    assert load_config(write(load_config(leaf).dump(), "again.yaml")) == load_config(leaf)

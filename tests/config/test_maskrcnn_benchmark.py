@@ -33,7 +33,7 @@ DELIBERATE = {
 }
 
 # Parts of its files. A file that repeats a section adds to it, as several of its own do.
-_DATA = """
+_COCO = """
 DATASETS:
   TRAIN: ("coco_2014_train", "coco_2014_valminusminival")
   TEST: ("coco_2014_minival",)
@@ -44,119 +44,78 @@ DATASETS:
   TEST: ("keypoints_coco_2014_minival",)
 INPUT: {MIN_SIZE_TRAIN: [640, 672, 704, 736, 768, 800]}
 """
-_CITYSCAPES_DATA = """
+_CITYSCAPES = """
 DATASETS:
   TRAIN: ("cityscapes_fine_instanceonly_seg_train_cocostyle",)
   TEST: ("cityscapes_fine_instanceonly_seg_val_cocostyle",)
+MODEL: {ROI_BOX_HEAD: {NUM_CLASSES: 9}}
 """
-_VOC_DATA = """
-DATASETS:
-  TRAIN: ("voc_2012_train_cocostyle",)
-  TEST: ("voc_2012_val_cocostyle",)
-SOLVER: {IMS_PER_BATCH: 1}
+_VOC = """
+DATASETS: {TRAIN: [voc_2012_train_cocostyle], TEST: [voc_2012_val_cocostyle]}
+MODEL: {RPN: {POST_NMS_TOP_N_TEST: 300, ANCHOR_SIZES: "(128, 256, 512)"},
+        ROI_BOX_HEAD: {NUM_CLASSES: 21}}
 TEST: {IMS_PER_BATCH: 1}
 """
-_SOLVER = """
-SOLVER:
-  BASE_LR: 0.02
-  WEIGHT_DECAY: 0.0001
-  STEPS: (60000, 80000)
-  MAX_ITER: 90000
+_ALL = """
+MODEL: {META_ARCHITECTURE: "GeneralizedRCNN"}
+SOLVER: {BASE_LR: 0.02, WEIGHT_DECAY: 0.0001, STEPS: "(60000, 80000)", MAX_ITER: 90000}
 """
-_RCNN = """
+_IMAGENET = 'MODEL: {WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"}\n'
+_C4 = _ALL + _IMAGENET + "MODEL: {RPN: {PRE_NMS_TOP_N_TEST: 6000}}\n"
+_FPN = (
+    _ALL
+    + """
 MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
+  RESNETS: {BACKBONE_OUT_CHANNELS: 256}
+  RPN: {USE_FPN: True, ANCHOR_STRIDE: "(4, 8, 16, 32, 64)", PRE_NMS_TOP_N_TRAIN: 2000,
+        PRE_NMS_TOP_N_TEST: 1000, POST_NMS_TOP_N_TEST: 1000, FPN_POST_NMS_TOP_N_TEST: 1000}
+  ROI_HEADS: {USE_FPN: True}
+DATALOADER: {SIZE_DIVISIBILITY: 32}
 """
-_IMAGENET = """
-MODEL: {WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"}
-"""
-_C4 = f"""{_RCNN}{_IMAGENET}
-MODEL:
-  RPN:
-    PRE_NMS_TOP_N_TEST: 6000
-"""
-_COCO_C4 = f"""{_C4}{_DATA}{_SOLVER}
-SOLVER: {{IMS_PER_BATCH: 8}}
-MODEL: {{RPN: {{POST_NMS_TOP_N_TEST: 1000}}}}
-"""
-_FPN = f"""{_RCNN}{_SOLVER}
-MODEL:
-  RESNETS:
-    BACKBONE_OUT_CHANNELS: 256
-  RPN:
-    USE_FPN: True
-    ANCHOR_STRIDE: (4, 8, 16, 32, 64)
-    PRE_NMS_TOP_N_TRAIN: 2000
-    PRE_NMS_TOP_N_TEST: 1000
-    POST_NMS_TOP_N_TEST: 1000
-    FPN_POST_NMS_TOP_N_TEST: 1000
-  ROI_HEADS:
-    USE_FPN: True
-DATALOADER:
-  SIZE_DIVISIBILITY: 32
-"""
-_R50_FPN = f"""{_FPN}{_IMAGENET}
-MODEL: {{BACKBONE: {{CONV_BODY: "R-50-FPN"}}}}
-"""
+)
+_R50_FPN = _FPN + _IMAGENET + 'MODEL: {BACKBONE: {CONV_BODY: "R-50-FPN"}}\n'
 _BOX_HEAD = """
 MODEL:
-  ROI_BOX_HEAD:
-    POOLER_RESOLUTION: 7
-    POOLER_SCALES: (0.25, 0.125, 0.0625, 0.03125)
-    POOLER_SAMPLING_RATIO: 2
-    FEATURE_EXTRACTOR: "FPN2MLPFeatureExtractor"
-    PREDICTOR: "FPNPredictor"
+  ROI_BOX_HEAD: {POOLER_RESOLUTION: 7, POOLER_SCALES: "(0.25, 0.125, 0.0625, 0.03125)",
+                 POOLER_SAMPLING_RATIO: 2, FEATURE_EXTRACTOR: "FPN2MLPFeatureExtractor",
+                 PREDICTOR: "FPNPredictor"}
 """
-_HEADS = f"""{_BOX_HEAD}
+_MASK_HEAD = """
 MODEL:
-  ROI_MASK_HEAD:
-    POOLER_SCALES: (0.25, 0.125, 0.0625, 0.03125)
-    FEATURE_EXTRACTOR: "MaskRCNNFPNFeatureExtractor"
-    PREDICTOR: "MaskRCNNC4Predictor"
-    POOLER_RESOLUTION: 14
-    POOLER_SAMPLING_RATIO: 2
-    RESOLUTION: 28
-    SHARE_BOX_FEATURE_EXTRACTOR: False
+  ROI_MASK_HEAD: {POOLER_SCALES: "(0.25, 0.125, 0.0625, 0.03125)", POOLER_SAMPLING_RATIO: 2,
+                  FEATURE_EXTRACTOR: "MaskRCNNFPNFeatureExtractor", POOLER_RESOLUTION: 14,
+                  PREDICTOR: "MaskRCNNC4Predictor", RESOLUTION: 28,
+                  SHARE_BOX_FEATURE_EXTRACTOR: False}
   MASK_ON: True
 """
 _KEYPOINT_HEAD = """
 MODEL:
   ROI_BOX_HEAD: {NUM_CLASSES: 2}
-  ROI_KEYPOINT_HEAD:
-    POOLER_SCALES: (0.25, 0.125, 0.0625, 0.03125)
-    FEATURE_EXTRACTOR: "KeypointRCNNFeatureExtractor"
-    PREDICTOR: "KeypointRCNNPredictor"
-    POOLER_RESOLUTION: 14
-    POOLER_SAMPLING_RATIO: 2
-    RESOLUTION: 56
-    SHARE_BOX_FEATURE_EXTRACTOR: False
+  ROI_KEYPOINT_HEAD: {POOLER_SCALES: "(0.25, 0.125, 0.0625, 0.03125)", POOLER_SAMPLING_RATIO: 2,
+                      FEATURE_EXTRACTOR: "KeypointRCNNFeatureExtractor", POOLER_RESOLUTION: 14,
+                      PREDICTOR: "KeypointRCNNPredictor", RESOLUTION: 56,
+                      SHARE_BOX_FEATURE_EXTRACTOR: False}
   KEYPOINT_ON: True
 """
-_MASK_FPN = _R50_FPN + _HEADS + _DATA
-_RETINANET = f"""{_FPN}{_IMAGENET}{_BOX_HEAD}{_DATA}
+_RETINANET = """
 MODEL:
-  BACKBONE: {{CONV_BODY: "R-50-FPN-RETINANET"}}
+  BACKBONE: {CONV_BODY: "R-50-FPN-RETINANET"}
   RPN_ONLY: True
   RETINANET_ON: True
-  RETINANET: {{SCALES_PER_OCTAVE: 3, STRADDLE_THRESH: -1, USE_C5: False,
-              FG_IOU_THRESHOLD: 0.5, BG_IOU_THRESHOLD: 0.4}}
+  RETINANET: {SCALES_PER_OCTAVE: 3, STRADDLE_THRESH: -1, USE_C5: False,
+              FG_IOU_THRESHOLD: 0.5, BG_IOU_THRESHOLD: 0.4}
 """
 _GN = """
 INPUT: {MIN_SIZE_TRAIN: 800, MAX_SIZE_TRAIN: 1333, MIN_SIZE_TEST: 800, MAX_SIZE_TEST: 1333}
 MODEL:
   WEIGHT: "" # no pretrained model
-  BACKBONE:
-    CONV_BODY: "R-50-FPN"
-    FREEZE_CONV_BODY_AT: 0 # finetune all layers
+  BACKBONE: {CONV_BODY: "R-50-FPN", FREEZE_CONV_BODY_AT: 0}
   RESNETS: {STRIDE_IN_1X1: False, TRANS_FUNC: "BottleneckWithGN", STEM_FUNC: "StemWithGN"}
   FPN: {USE_GN: True}
   RPN: {BATCH_SIZE_PER_IMAGE: 512, POSITIVE_FRACTION: 0.25}
   ROI_BOX_HEAD: {USE_GN: True}
-  ROI_MASK_HEAD:
-    USE_GN: True
-    CONV_LAYERS: (256, 256, 256, 256)
+  ROI_MASK_HEAD: {USE_GN: True, CONV_LAYERS: "(256, 256, 256, 256)"}
 SOLVER: {IMS_PER_BATCH: 16} # Assume 8 gpus
-TEST: {IMS_PER_BATCH: 8}
 """
 _RESNEXT = """
 MODEL:
@@ -164,75 +123,45 @@ MODEL:
   BACKBONE: {CONV_BODY: "R-101-FPN"}
   RESNETS: {STRIDE_IN_1X1: False, NUM_GROUPS: 32, WIDTH_PER_GROUP: 8}
 """
-_CAFFE2 = """
-MODEL:
-  WEIGHT: "catalog://Caffe2Detectron/COCO/35858933/e2e_mask_rcnn_R-50-FPN_1x"
-  BACKBONE: {CONV_BODY: "R-50-FPN"}
-"""
 _DCN = """
-MODEL:
-  RESNETS:
-    STAGE_WITH_DCN: (False, True, True, True)
-    WITH_MODULATED_DCN: True
-    DEFORMABLE_GROUPS: 1
+MODEL: {RESNETS: {STAGE_WITH_DCN: "(False, True, True, True)", WITH_MODULATED_DCN: True,
+                  DEFORMABLE_GROUPS: 1}}
+TEST: {BBOX_AUG: {ENABLED: True, H_FLIP: True, SCALES: "(400, 500)", MAX_SIZE: 2000,
+                  SCALE_H_FLIP: True}}
 """
-_AUGMENTED = """
-TEST:
-  BBOX_AUG:
-    ENABLED: True
-    H_FLIP: True
-    SCALES: (400, 500)
-    MAX_SIZE: 2000
-    SCALE_H_FLIP: True
-"""
-_FBNET = f"""{_RCNN}{_DATA}{_SOLVER}
+_FBNET = (
+    _ALL
+    + """
 MODEL:
-  BACKBONE: {{CONV_BODY: FBNet}}
-  FBNET: {{ARCH: "xirb16d_dsmask", BN_TYPE: "bn", WIDTH_DIVISOR: 8, DW_CONV_SKIP_BN: True,
-          DW_CONV_SKIP_RELU: True, DET_HEAD_LAST_SCALE: -1.0}}
-  RPN:
-    ANCHOR_SIZES: (16, 32, 64, 128, 256)
-    ANCHOR_STRIDE: (16, )
-    RPN_HEAD: FBNet.rpn_head
-  ROI_BOX_HEAD: {{POOLER_RESOLUTION: 6, FEATURE_EXTRACTOR: FBNet.roi_head, NUM_CLASSES: 81}}
-  ROI_MASK_HEAD: {{POOLER_RESOLUTION: 6, FEATURE_EXTRACTOR: FBNet.roi_head_mask, RESOLUTION: 12,
-                  PREDICTOR: "MaskRCNNConv1x1Predictor", SHARE_BOX_FEATURE_EXTRACTOR: False}}
+  BACKBONE: {CONV_BODY: FBNet}
+  FBNET: {ARCH: "xirb16d_dsmask", BN_TYPE: "bn", WIDTH_DIVISOR: 8, DW_CONV_SKIP_BN: True,
+          DW_CONV_SKIP_RELU: True, DET_HEAD_LAST_SCALE: -1.0}
+  RPN: {ANCHOR_SIZES: "(16, 32, 64, 128, 256)", ANCHOR_STRIDE: "(16, )", RPN_HEAD: FBNet.rpn_head}
+  ROI_BOX_HEAD: {POOLER_RESOLUTION: 6, FEATURE_EXTRACTOR: FBNet.roi_head, NUM_CLASSES: 81}
+  ROI_MASK_HEAD: {POOLER_RESOLUTION: 6, FEATURE_EXTRACTOR: FBNet.roi_head_mask, RESOLUTION: 12,
+                  PREDICTOR: "MaskRCNNConv1x1Predictor", SHARE_BOX_FEATURE_EXTRACTOR: False}
   MASK_ON: True
 INPUT:
-  MIN_SIZE_TRAIN: (320, )
+  MIN_SIZE_TRAIN: "(320, )"
   PIXEL_MEAN: [103.53, 116.28, 123.675]
   PIXEL_STD: [57.375, 57.12, 58.395]
 """
+)
+_SHARED_MASK_HEAD = "MODEL: {ROI_MASK_HEAD: {SHARE_BOX_FEATURE_EXTRACTOR: True}, MASK_ON: True}"
 
 FILES = {
-    "e2e_faster_rcnn_R_50_C4_1x": _COCO_C4,
-    "e2e_mask_rcnn_R_50_C4_1x": _COCO_C4 + """
-MODEL:
-  ROI_MASK_HEAD: {PREDICTOR: "MaskRCNNC4Predictor", SHARE_BOX_FEATURE_EXTRACTOR: True}
-  MASK_ON: True
-""",
-    "e2e_faster_rcnn_R_50_FPN_1x": _R50_FPN + _BOX_HEAD + _DATA,
-    "e2e_mask_rcnn_R_50_FPN_1x": _MASK_FPN,
+    "e2e_mask_rcnn_R_50_C4_1x": _C4 + _COCO + _SHARED_MASK_HEAD,
+    "e2e_mask_rcnn_R_50_FPN_1x": _R50_FPN + _BOX_HEAD + _MASK_HEAD + _COCO,
     "e2e_keypoint_rcnn_R_50_FPN_1x": _R50_FPN + _BOX_HEAD + _KEYPOINT_HEAD + _KEYPOINT_DATA,
-    "scratch_e2e_mask_rcnn_R_50_FPN_3x_gn": _FPN + _HEADS + _DATA + _GN,
-    "e2e_mask_rcnn_X_101_32x8d_FPN_1x": _FPN + _HEADS + _DATA + _RESNEXT,
-    "e2e_mask_rcnn_R_50_FPN_1x_caffe2": _FPN + _HEADS + _DATA + _CAFFE2,
-    "e2e_mask_rcnn_mdconv_R_50_FPN_1x": _MASK_FPN + _DCN,
-    "e2e_mask_rcnn_R_50_FPN_1x_augmented": _MASK_FPN + _AUGMENTED,
-    "e2e_mask_rcnn_R_50_FPN_1x_cityscapes": _R50_FPN + _HEADS + _CITYSCAPES_DATA
-    + "MODEL: {ROI_BOX_HEAD: {NUM_CLASSES: 9}}",
-    "e2e_faster_rcnn_R_50_C4_1x_voc": _C4 + _SOLVER + _VOC_DATA + """
-MODEL:
-  RPN:
-    POST_NMS_TOP_N_TEST: 300
-    ANCHOR_SIZES: (128, 256, 512)
-  ROI_BOX_HEAD: {NUM_CLASSES: 21}
-""",
-    "e2e_mask_rcnn_fbnet_xirb16d_dsmask": _FBNET,
-    "rpn_R_50_FPN_1x": _R50_FPN + _DATA + "MODEL: {RPN_ONLY: True}",
-    "retinanet_R-50-FPN_P5_1x": _RETINANET,
-}  # fmt: skip
-_CLASSES = {"e2e_keypoint_rcnn_R_50_FPN_1x": 2, "e2e_mask_rcnn_R_50_FPN_1x_cityscapes": 9,
+    "scratch_e2e_mask_rcnn_R_50_FPN_3x_gn": _FPN + _BOX_HEAD + _MASK_HEAD + _COCO + _GN,
+    "e2e_mask_rcnn_X_101_32x8d_FPN_1x": _FPN + _BOX_HEAD + _MASK_HEAD + _COCO + _RESNEXT,
+    "e2e_mask_rcnn_mdconv_R_50_FPN_1x": _R50_FPN + _BOX_HEAD + _MASK_HEAD + _CITYSCAPES + _DCN,
+    "e2e_faster_rcnn_R_50_C4_1x_voc": _C4 + _VOC,
+    "e2e_mask_rcnn_fbnet_xirb16d_dsmask": _FBNET + _COCO,
+    "rpn_R_50_FPN_1x": _R50_FPN + _COCO + "MODEL: {RPN_ONLY: True}",
+    "retinanet_R-50-FPN_P5_1x": _FPN + _IMAGENET + _BOX_HEAD + _COCO + _RETINANET,
+}
+_CLASSES = {"e2e_keypoint_rcnn_R_50_FPN_1x": 2, "e2e_mask_rcnn_mdconv_R_50_FPN_1x": 9,
             "e2e_faster_rcnn_R_50_C4_1x_voc": 21}  # fmt: skip
 
 
