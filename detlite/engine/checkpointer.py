@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
@@ -85,43 +85,43 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Read the newest undamaged checkpoint of the run in `folder`; None if it has none.
 
     The file last_checkpoint names it. If that checkpoint is damaged, or the file is missing, read
-    the newest of the others, and log the problems. CheckpointError if all are damaged, or the last
-    one cannot be read for another reason.
+    all others, and log the problems. CheckpointError if all are damaged, or one cannot be read for
+    another reason.
     """
-    problems: list[str] = []
+    pointer, problems = folder / LAST_CHECKPOINT_FILE, list[str]()
+    files = [folder / FINAL_CHECKPOINT, *reversed(numbered_checkpoints(folder).values())]
+    files = [path for path in files if path.is_file()]
 
-    def read(path: Path) -> Checkpoint | None:
-        try:
-            return read_checkpoint(path)
-        except DamagedCheckpointError as error:
-            problems.append(str(error))
-            return None
+    def undamaged(paths: Sequence[Path]) -> Iterator[Checkpoint]:
+        for path in paths:
+            try:
+                yield read_checkpoint(path)
+            except DamagedCheckpointError as error:
+                problems.append(str(error))
 
-    pointer, final = folder / LAST_CHECKPOINT_FILE, folder / FINAL_CHECKPOINT
-    numbered, newest = numbered_checkpoints(folder), None
     if pointer.is_file():
         name = pointer.read_bytes().decode(errors="replace").strip()
-        if name in {path.name for path in folder.iterdir() if path.is_file()}:
-            newest = read(folder / name)
-        else:
+        if name not in {path.name for path in folder.iterdir() if path.is_file()}:
             problems.append(f"{pointer} names {name[:80]!r}, which does not exist")
-    elif numbered or final.is_file():
+        elif last := next(undamaged([folder / name]), None):
+            return last
+    elif files:
         problems.append(f"{pointer} is missing")
-    if newest is None and final.is_file():
-        newest = read(final)
-    if problems:
-        # The final checkpoint is older than the numbered ones if the run was extended.
-        done = newest.training.get("iteration", 0) if newest else 0
-        later = (path for number, path in reversed(numbered.items()) if number > done)
-        newest = next(filter(None, map(read, later)), newest)
-        listed = "; ".join(dict.fromkeys(problems))
-        if newest is None:
-            raise CheckpointError(
-                f"{folder} contains no undamaged checkpoint to resume: {listed}. Restore one, or "
-                f"remove {LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
-            )
+    # The final checkpoint is older than the numbered ones if the run was extended.
+    newest = max(undamaged(files), key=_iteration, default=None)
+    listed = "; ".join(dict.fromkeys(problems))
+    if newest is not None:
         logger.warning("%s. Resuming from the newest undamaged checkpoint: %s", listed, newest.path)
+    elif problems:
+        raise CheckpointError(
+            f"{folder} contains no undamaged checkpoint to resume: {listed}. Restore one, or "
+            f"remove {LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
+        )
     return newest
+
+
+def _iteration(checkpoint: Checkpoint) -> int:
+    return int(checkpoint.training.get("iteration", 0))
 
 
 def resume_run(run: Trainer, checkpoint: Checkpoint) -> None:

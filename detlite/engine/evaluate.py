@@ -43,27 +43,22 @@ _CONVERTING_MEANWHILE = ("cuda",)  # on a CPU, the thread would compete with the
 def evaluate(
     cfg: CfgNode, model: DetectionModel, datasets: Sequence[CocoDataset], output_dir: Path
 ) -> dict[str, Metrics]:
-    """Evaluate a model on each dataset, and write evaluation.json; every process calls it.
+    """Return the metrics of a model on each dataset, by name; every process calls it.
 
-    evaluation.json contains `{"bbox": {"AP": ...}, "segm": {...}}` for one dataset, and
-    `{name: {"bbox": ...}}` for several.
-
-    Returns:
-        The metrics of each dataset by name on rank 0; empty in other processes.
+    They are complete on rank 0, and empty in other processes.
     """
     # Each process has its own batch statistics, and checkpoints contain rank 0's.
     broadcast_buffers(model)
-    metrics = {
-        dataset.name: evaluate_dataset(cfg, model, dataset, output_dir) for dataset in datasets
-    }
-    if not is_main():
-        return {}
-    write_metrics(metrics, output_dir)
-    return metrics
+    metrics = {one.name: evaluate_dataset(cfg, model, one, output_dir) for one in datasets}
+    return metrics if is_main() else {}
 
 
 def write_metrics(metrics: dict[str, Metrics], output_dir: Path) -> None:
-    """Write evaluation.json, see `evaluate`, unless there are no datasets."""
+    """Write evaluation.json on rank 0, unless there are no datasets.
+
+    It contains `{"bbox": {"AP": ...}, "segm": {...}}` for one dataset, and `{name: {"bbox": ...}}`
+    for several.
+    """
     if metrics:
         content = metrics if len(metrics) > 1 else next(iter(metrics.values()))
         with atomic_open(output_dir / "evaluation.json") as file:

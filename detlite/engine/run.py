@@ -156,11 +156,9 @@ class TrainingRun(Trainer):
                     metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
             if self.test_sets:
                 self.call_hooks("after_evaluation", metrics)
-        if is_main():  # with what hooks have added
-            names = [dataset.name for dataset in self.test_sets]
-            write_metrics({name: metrics[name] for name in names}, self.output_dir)
-            if self.ema:
-                write_metrics({name: metrics[name + EMA_SUFFIX] for name in names}, folder)
+        for suffix, place in (("", self.output_dir), (EMA_SUFFIX, folder)):
+            names = [one.name for one in self.test_sets if one.name + suffix in metrics]
+            write_metrics({name: metrics[name + suffix] for name in names}, place)
         return metrics
 
 
@@ -208,8 +206,7 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> Evaluatio
     for hook in run.hooks:
         hook.trainer = run
         hook.after_evaluation(metrics)
-    if is_main() and run.hooks:
-        write_metrics(metrics, output_dir)
+    write_metrics(metrics, output_dir)
     return metrics
 
 

@@ -1,7 +1,6 @@
-"""Fused layers for inference, and the splitting and merging of layers that fusion needs."""
+"""Fused layers for inference, and the splitting of layers that fusion needs."""
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -82,17 +81,6 @@ class FusedConv2d(nn.Module):
         return (x.shape[0], self.weight.shape[0], *sides)
 
 
-class InFloat32(nn.Module):
-    """Runs a module in float32, on maps of any type."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *maps: Tensor) -> Tensor:
-        return self.module(*(x.float() for x in maps))
-
-
 def split_layers(module: nn.Module) -> None:
     """Split norms with an activation, and convolutions with margins, into two layers each.
 
@@ -116,15 +104,6 @@ def split_layers(module: nn.Module) -> None:
             setattr(module, name, nn.Sequential(padding, share_parameters(child)))
         else:
             split_layers(child)
-
-
-def merge_convs(convs: Sequence[nn.Conv2d]) -> FusedConv2d:
-    """Merge convolutions of the same map and geometry into one in float32."""
-    conv = copy.deepcopy(convs[0])
-    conv.weight = nn.Parameter(torch.cat([c.weight for c in convs]))
-    biases = (torch.zeros(c.out_channels) if c.bias is None else c.bias for c in convs)
-    conv.bias = nn.Parameter(torch.cat([bias.to(conv.weight) for bias in biases]))
-    return FusedConv2d(conv, None, None, torch.float32)
 
 
 @cache

@@ -20,7 +20,7 @@ from detlite.modeling.backbone.vit import ViT
 from detlite.modeling.optimize_for_training import is_customized, undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler
 
-from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, merge_convs, split_layers
+from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, split_layers
 
 
 class NoGraphError(ValueError):
@@ -53,7 +53,7 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
     graph = _Graph(part, levels)
     graph.drop_identities()
     if scores:
-        graph.fuse_last_layers()
+        graph.in_float32 = graph.last_layers()
     graph.fuse_convs(dtype)
     if dtype != torch.float32:
         graph.cast(dtype)
@@ -143,10 +143,11 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 class _Graph:
-    """The graph of a part. New layers become children of the part."""
+    """The graph of a part. New layers become children of the part, and `in_float32` stay exact."""
 
     def __init__(self, part: nn.Module, levels: int) -> None:
         self.part = part
+        self.in_float32: set[fx.Node] = set()
         self.graph = _Recorder(part, levels).graph
 
     def drop_identities(self) -> None:
@@ -155,31 +156,6 @@ class _Graph:
             if isinstance(layer, nn.Identity | nn.Dropout) or type(layer).__name__ == "DropPath":
                 node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
-
-    def fuse_last_layers(self) -> None:
-        """Run the last layers in float32, and merge last convolutions of the same map into one."""
-        graph, names = self.graph, dict[tuple[Any, ...], str]()
-        groups: dict[Any, list[fx.Node]] = {}
-        for node in self._last_layers():
-            groups.setdefault(self._merge_key(node) or node, []).insert(0, node)
-        for nodes in groups.values():
-            layers: list[Any] = [self._layer(node) for node in nodes]
-            if tuple(layers) not in names:  # levels share the layers
-                names[tuple(layers)] = name = f"_last_{len(names)}"
-                merged = merge_convs(layers) if self._conv(nodes[0]) else layers[0]
-                self.part.add_module(name, InFloat32(merged))
-            name = names[tuple(layers)]
-            with graph.inserting_before(nodes[0]):
-                new = graph.call_module(name, nodes[0].args)
-                if len(nodes) > 1:
-                    sizes = [layer.out_channels for layer in layers]
-                    split = graph.call_function(torch.split, (new, sizes, 1))
-                for k, node in enumerate(nodes):
-                    item = operator.getitem
-                    part = graph.call_function(item, (split, k)) if nodes[1:] else new
-                    node.replace_all_uses_with(part)
-            for node in nodes:
-                graph.erase_node(node)
 
     def fuse_convs(self, dtype: torch.dtype) -> None:
         """Replace each convolution and its exclusive followers with a FusedConv2d."""
@@ -192,26 +168,34 @@ class _Graph:
             key = (node.target, norm, activation)
             if key not in fused:  # levels share the layer
                 fused[key] = f"_fused_{len(fused)}"
-                self.part.add_module(fused[key], FusedConv2d(conv, norm, activation, dtype))
+                own_dtype = torch.float32 if node in self.in_float32 else dtype
+                self.part.add_module(fused[key], FusedConv2d(conv, norm, activation, own_dtype))
             with self.graph.inserting_before(fused_nodes[-1]):
                 arguments = (node.args[0],) if other is None else (node.args[0], other)
                 new = self.graph.call_module(fused[key], arguments)
+            if node in self.in_float32:
+                self.in_float32.add(new)
             fused_nodes[-1].replace_all_uses_with(new)
             for fused_node in reversed(fused_nodes):
                 self.graph.erase_node(fused_node)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Convert maps to `dtype`, and to float32 around modules that run in float32."""
-        graph = self.graph
+        graph, floats = self.graph, dict[Any, fx.Node]()
         for node in list(graph.nodes):
             layer = self._layer(node)
-            if isinstance(layer, _WEIGHTED):
-                layer.to(dtype)
-            elif layer is not None and not isinstance(layer, (FusedConv2d, InFloat32, Pooler)):
+            if node not in self.in_float32:
+                if isinstance(layer, _WEIGHTED):
+                    layer.to(dtype)
+                if layer is None or isinstance(layer, (*_WEIGHTED, FusedConv2d, Pooler)):
+                    continue
                 if not [*layer.parameters(), *layer.buffers()]:
                     continue
-                with graph.inserting_before(node):
-                    node.args = tuple(graph.call_method("float", (x,)) for x in node.args)
+            with graph.inserting_before(node):
+                for x in node.args:  # layers of the same map share its conversion
+                    floats[x] = floats.get(x) or graph.call_method("float", (x,))
+            node.args = tuple(floats[x] for x in node.args)
+            if node not in self.in_float32:
                 with graph.inserting_after(node):
                     back = graph.call_method("to", (node, dtype))
                 node.replace_all_uses_with(back, lambda user, back=back: user is not back)
@@ -246,19 +230,13 @@ class _Graph:
             return None  # subclasses may compute something else
         return None if conv.padding_mode != "zeros" or isinstance(conv.padding, str) else conv
 
-    def _merge_key(self, node: fx.Node) -> tuple[Any, ...] | None:
-        """Return a key that is equal for convolutions that can be merged; None if none can."""
-        conv = self._conv(node)
-        if conv is None or conv.groups > 1:
-            return None
-        return (node.args[0], conv.kernel_size, conv.padding, conv.stride, conv.dilation)
-
-    def _last_layers(self) -> list[fx.Node]:
-        last, followed = [], set()
+    def last_layers(self) -> set[fx.Node]:
+        """Return the layers with weights that no other one follows."""
+        last, followed = set(), set()
         for node in reversed(self.graph.nodes):
             weighted = isinstance(self._layer(node), _WEIGHTED)
             if weighted and node not in followed:
-                last.append(node)
+                last.add(node)
             if weighted or node in followed:
                 followed.update(node.all_input_nodes)
         return last

@@ -275,8 +275,10 @@ def test_without_a_valid_pointer_file_the_newest_checkpoint_is_resumed(folder, c
         (folder / "last_checkpoint").write_bytes(content)
     assert resumed(folder) == 6
     assert "Resuming from the newest undamaged checkpoint" in caplog.text
-    (folder / "model_0000009.pth").write_bytes((folder / "model_0000004.pth").read_bytes())
-    assert newest_checkpoint(folder).path.name == "model_0000009.pth"  # the run was extended
+    extended = Checkpoint(folder / "model_0000009.pth", {"weight": torch.ones(1)})
+    extended.training["iteration"] = 9
+    save_checkpoint(extended, last=False)
+    assert resumed(folder) == 9
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "zeroed"])

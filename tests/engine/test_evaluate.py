@@ -20,6 +20,7 @@ from detlite.engine.evaluate import (
     evaluate_dataset,
     match_categories,
     run_inference,
+    write_metrics,
 )
 from detlite.engine.validation_loss import validation_loss
 from detlite.evaluation import EVALUATORS, Evaluator
@@ -36,7 +37,9 @@ def evaluated(make_cfg, make_sets, toy, tmp_path):
 
     def start(*opts):
         cfg = make_cfg(*opts)
-        return evaluate(cfg, toy, make_sets(cfg)[1], tmp_path)
+        metrics = evaluate(cfg, toy, make_sets(cfg)[1], tmp_path)
+        write_metrics(metrics, tmp_path)
+        return metrics
 
     return start
 

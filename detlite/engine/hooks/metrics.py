@@ -3,9 +3,7 @@
 import json
 import logging
 import math
-import sys
 import time
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from detlite.files.atomic_write import atomic_open, open_to_append
 logger = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 30
-_BAR = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
 
 
 class MetricsWriter(Hook):
@@ -120,30 +117,16 @@ class Progress(Hook):
     """Logs the first step, later steps when nothing was logged for half a minute, and the total.
 
     On a busy machine, SOLVER.LOG_PERIOD steps can take many minutes. The additional lines have no
-    losses, because reading them would wait for the device. On a terminal, a bar shows every step.
+    losses, because reading them would wait for the device.
     """
 
     def before_train(self) -> None:
         self._start, self._last = time.monotonic(), -math.inf
-        self._first, self._bar, self._terminal = self.trainer.iteration, None, ExitStack()
-        if is_main() and sys.stderr is not None and sys.stderr.isatty():
-            from tqdm import tqdm
-            from tqdm.contrib.logging import logging_redirect_tqdm
-
-            self._terminal.enter_context(logging_redirect_tqdm())  # lines are above the bar
-            self._bar = tqdm(total=1.0, leave=False, bar_format=_BAR)
-            self._terminal.callback(self._bar.close)
-
-    def close(self) -> None:
-        self._terminal.close()
+        self._first = self.trainer.iteration
 
     def after_step(self, losses: dict[str, Tensor]) -> None:
         now, iteration = time.monotonic(), self.trainer.iteration
         seconds = (now - self._start) / (iteration - self._first)
-        fraction = self.trainer.schedule.fraction(iteration)
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"step {iteration}, {seconds:.2f} s per step", refresh=False)
-            self._bar.update(fraction - self._bar.n)
         outlook = self.trainer.schedule.outlook(iteration)
         solver = self.trainer.cfg.SOLVER
         if iteration % solver.LOG_PERIOD == 0 or now - self._last < _SILENCE_SECONDS:
