@@ -24,13 +24,6 @@ def unexpected_values() -> st.SearchStrategy[Any]:
     )
 
 
-def check_message(error: Exception, max_length: int = 5000) -> None:
-    """Check that an error's message is one line of limited length."""
-    assert str(error)
-    assert "\n" not in str(error), str(error)
-    assert len(str(error)) < max_length, f"{len(str(error))} characters: {str(error)[:200]}"
-
-
 @st.composite
 def mutated(draw: st.DrawFn, valid: Any, max_changes: int = 3, values: Any = None) -> Any:
     """Change nested lists and dicts in up to `max_changes` places.

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from detlite import ConfigError
 from detlite.apps.allocator import keep_freed_memory
 from tests.fuzz.inputs import mutated, mutated_bytes
 
@@ -16,11 +17,14 @@ def test_memory_is_bounded(bounded):
         np.ones(600 * 2**20 // 8)
 
 
-def test_time_is_bounded(bounded, monkeypatch):
+def test_time_and_messages_are_bounded(bounded, monkeypatch):
+    for message in ("", "two\nlines", "x" * 5000):
+        with pytest.raises(AssertionError), bounded():
+            raise ConfigError(message)
     clock = iter([0.0, 11.0])
     monkeypatch.setattr("time.process_time", lambda: next(clock))
     with pytest.raises(AssertionError, match=r"takes 11\.0 s"), bounded():
-        pass
+        raise ConfigError("one line")
 
 
 def test_inputs_change():
@@ -31,6 +35,5 @@ def test_inputs_change():
         seen.append((repr(content), data))
 
     record()
-    assert len({content for content, _ in seen}) > 10
-    assert len({data for _, data in seen}) > 10
+    assert all(len({*values}) > 10 for values in zip(*seen, strict=True))
     assert valid == {"a": [1, 2, {"b": "c"}]}

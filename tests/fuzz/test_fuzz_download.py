@@ -14,17 +14,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detlite.checkpoint.weight_catalog import find_weights
-from detlite.config import ConfigError
 from detlite.files import download as module
 from detlite.files.download import download, fetch
-from detlite.files.errors import RemoteError
-from tests.fuzz.inputs import check_message, mutated_bytes
+from tests.fuzz.inputs import mutated_bytes
 
 BODY = b"0123456789" * 10
+REDIRECT = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: "
 RESPONSES = [
     b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\nETag: \"1\"\r\n\r\n" + BODY,
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n" + BODY + b"\r\n0\r\n\r\n",
-    b"HTTP/1.0 302 Found\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n",
+    REDIRECT + b"/other\r\n\r\n",
     b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 7-99/100\r\nETag: \"1\"\r\n"
     b"Content-Length: 93\r\n\r\n" + BODY[7:],
     b"HTTP/1.1 416 Range Not Satisfiable\r\nContent-Length: 0\r\n\r\n",
@@ -36,7 +35,6 @@ NAMES = [
     "torchvision://ResNet50_Weights.IMAGENET1K_V2", "timm://resnet18.a1_in1k",
     "hf://owner/name/file.safetensors@main", "package://some_package", "folder/w.pth",
 ]  # fmt: skip
-_numbers = itertools.count()
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -74,49 +72,37 @@ def server() -> Iterator[_Server]:
         running.shutdown()
 
 
-@given(
-    responses=st.lists(
-        st.sampled_from(RESPONSES).flatmap(lambda one: mutated_bytes(one, max_changes=2)),
-        min_size=1, max_size=4,
-    )
-)  # fmt: skip
-@example(responses=RESPONSES[:1])
-@example(responses=[RESPONSES[0][:80], RESPONSES[3]])
-@example(responses=[b"HTTP/1.1 302 Found\r\nLocation: http://[::1/\r\n\r\n"])
-@example(responses=[b"HTTP/1.1 302 Found\r\nLocation: http://host:port/\r\n\r\n"])
-@example(responses=[b"HTTP/1.1 302 Found\r\nLocation: \x80\xff\r\n\r\n"])
-@example(responses=[b"HTTP/1.1 200 OK\r\nContent-Length: " + 5000 * b"9" + b"\r\n\r\n"])
+@given(st.lists(st.sampled_from(RESPONSES).flatmap(mutated_bytes), min_size=1, max_size=4))
+@example(RESPONSES[:1])
+@example([RESPONSES[0][:80], RESPONSES[3]])
+@example([REDIRECT + b"http://[::1/\r\n\r\n"])
+@example([REDIRECT + b"http://host:port/\r\n\r\n"])
+@example([REDIRECT + b"\x80\xff\r\n\r\n"])
+@example([b"HTTP/1.1 200 OK\r\nContent-Length: " + 5000 * b"9" + b"\r\n\r\n"])
 @pytest.mark.slow
-def test_responses(responses, server, tmp_path, bounded):
+def test_responses(server, tmp_path_factory, bounded, responses):
     url = f"http://127.0.0.1:{server.server_address[1]}/w.pth"
-    file = tmp_path / f"{next(_numbers)}.pth"
+    file = tmp_path_factory.mktemp("download") / "w.pth"
     for action in (lambda: fetch(url, max_bytes=10_000), lambda: download(url, file)):
         server.responses = itertools.cycle(responses)
         with bounded():
-            try:
-                action()
-            except RemoteError as error:
-                check_message(error)
+            action()
     assert not file.exists() or file.stat().st_size <= 2000
 
 
 @given(
-    name=st.sampled_from(NAMES).flatmap(
-        lambda name: mutated_bytes(name.encode()).map(lambda data: data.decode(errors="replace"))
-    )
-)  # fmt: skip
-@example(name="https://[::1")
-@example(name="http://host/%00")
-@example(name="detectron2://a/../../b")
-@example(name="https://a\ud800b/c.pth")
-@example(name="~no-such-user/c.pth")
-@example(name="~\0/c.pth")
-def test_names(name, server, tmp_path, bounded):
+    st.sampled_from(NAMES)
+    .flatmap(lambda name: mutated_bytes(name.encode()))
+    .map(lambda data: data.decode(errors="replace"))
+)
+@example("https://[::1")
+@example("http://host/%00")
+@example("detectron2://a/../../b")
+@example("https://a\ud800b/c.pth")
+@example("~no-such-user/c.pth")
+@example("~\0/c.pth")
+def test_names(server, tmp_path, bounded, name):
     root = tmp_path / "root"
     with bounded():
-        try:
-            file = find_weights(name, str(root))
-        except ConfigError as error:
-            check_message(error)
-            return
-    assert not re.match(r"(https?|catalog|detectron2)://", name) or root in file.parents
+        file = find_weights(name, str(root))
+        assert not re.match(r"(https?|catalog|detectron2)://", name) or root in file.parents

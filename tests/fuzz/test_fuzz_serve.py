@@ -32,10 +32,8 @@ from tests.apps.serve.clients import serving
 from tests.builders import BrightSquare, square_image
 from tests.fuzz.inputs import mutated_bytes
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
-FORM = "multipart/form-data; boundary=b"
+FORM = b"multipart/form-data; boundary=b"
 STATUSES = (200, 400, 403, 405, 408, 413, 415, 422)
-
 OPTIONS = InferenceOptions(images=ImageOptions(max_pixels=1_000_000))
 
 
@@ -45,22 +43,22 @@ def image_file(format: str) -> bytes:
     return buffer.getvalue()
 
 
-IMAGES = [image_file(format) for format in FORMATS]
+IMAGES = list(map(image_file, ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")))
 FORMS = [
     b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n'
     b"Content-Type: image/png\r\n\r\n" + IMAGES[0] + b"\r\n--b--\r\n",
     b'--b\r\nContent-Disposition: form-data; name="note"\r\n\r\ntext\r\n'
     b'--b\r\nContent-Disposition: form-data; name=f; filename=a\r\n\r\nx\r\n--b--\r\n',
 ]  # fmt: skip
+LOCAL, GIF = b" HTTP/1.1\r\nHost: localhost\r\n", b"Content-Type: image/gif\r\n"
 REQUESTS = [
-    b"POST /predict?threshold=0.5 HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/gif\r\n"
-    b"Content-Length: %d\r\n\r\n" % len(IMAGES[5]) + IMAGES[5],
-    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/gif\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(IMAGES[5]) + IMAGES[5] + b"\r\n0\r\n\r\n",
-    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    b"GET /model HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
-]
+    b"POST /predict?threshold=0.5" + LOCAL + GIF + b"Content-Length: %d\r\n\r\n" % len(IMAGES[5])
+    + IMAGES[5],
+    b"POST /predict" + LOCAL + GIF + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(IMAGES[5])
+    + IMAGES[5] + b"\r\n0\r\n\r\n",
+    b"GET /health" + LOCAL + b"\r\nGET /model" + LOCAL + b"\r\n",
+    b"GET /" + LOCAL + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -80,50 +78,47 @@ def client(port: int) -> Iterator[httpx.Client]:
         yield one
 
 
-def check_response(response: httpx.Response) -> None:
+def post(client: httpx.Client, body: bytes, media_type: bytes | str, query: str = "") -> None:
+    """Send a request to /predict, and check the response."""
+    try:
+        headers = httpx.Headers({"Content-Type": media_type})
+        response = client.post(f"/predict{query}", content=body, headers=headers)
+    except httpx.LocalProtocolError:  # not a header
+        return
+    if response.status_code == 400 and response.headers["content-type"] != "application/json":
+        return  # from hypercorn
     content = json.loads(response.content)
     assert response.status_code in STATUSES, content
     if response.status_code == 200:
         assert {"width", "height", "detections"} <= content.keys()
     else:
-        assert content["error"]
         assert content["what_to_do"]
-        assert len(content["error"]) < 1000
+        assert 0 < len(content["error"]) < 1000
 
 
 @given(
     body=st.sampled_from(IMAGES).flatmap(mutated_bytes),
     media_type=st.sampled_from(MEDIA_TYPES),
-    threshold=st.sampled_from(["", "?threshold=0.5", "?threshold=1e999", "?threshold=%00", "?x"]),
+    query=st.sampled_from(["", "?threshold=0.5", "?threshold=1e999", "?threshold=%00", "?x"]),
 )
-@example(body=IMAGES[1], media_type=MEDIA_TYPES[0], threshold="")
+@example(body=IMAGES[1], media_type=MEDIA_TYPES[0], query="")
 @pytest.mark.slow
-def test_images(body, media_type, threshold, client, bounded):
+def test_images(body, media_type, query, client, bounded):
     with bounded():
-        headers = {"Content-Type": media_type}
-        check_response(client.post(f"/predict{threshold}", content=body, headers=headers))
+        post(client, body, media_type, query)
 
 
 @given(
     body=st.sampled_from(FORMS).flatmap(mutated_bytes),
-    media_type=st.just(FORM.encode()) | mutated_bytes(FORM.encode(), max_changes=1),
+    media_type=st.just(FORM) | mutated_bytes(FORM, max_changes=1),
 )
-@example(body=FORMS[0], media_type=FORM.encode())
+@example(body=FORMS[0], media_type=FORM)
 @example(body=FORMS[0], media_type=b'multipart/form-data; boundary=""')
-@example(body=FORMS[0], media_type=FORM.encode() + b"; charset=x")
+@example(body=FORMS[0], media_type=FORM + b"; charset=x")
 @pytest.mark.slow
 def test_forms(body, media_type, client, bounded):
-    try:
-        headers = httpx.Headers([(b"Content-Type", media_type)])
-        request = client.build_request("POST", "/predict", content=body, headers=headers)
-        with bounded():
-            response = client.send(request)
-    except httpx.LocalProtocolError:  # not a header
-        return
-    if response.headers["content-type"] != "application/json":
-        assert response.status_code == 400  # from hypercorn
-    else:
-        check_response(response)
+    with bounded():
+        post(client, body, media_type)
 
 
 @given(text=st.sampled_from(REQUESTS).flatmap(mutated_bytes))
@@ -151,7 +146,6 @@ def test_clients_that_disconnect_during_prediction(port, client):
         await asyncio.gather(*(send_and_leave() for _ in range(50)))
 
     asyncio.run(send_all())
-    headers = {"Content-Type": "image/png"}
-    check_response(client.post("/predict", content=IMAGES[0], headers=headers))
+    post(client, IMAGES[0], "image/png")
     wait: Any = threading.Event().wait
     assert any(client.get("/health").json()["requests"] == 0 or wait(0.1) for _ in range(50))
