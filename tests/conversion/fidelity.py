@@ -1,12 +1,11 @@
 """Measure how far converted models differ from their own framework.
 
-`python -m tests.conversion.fidelity` rewrites the tables of inference.md and training_step.md in
-benchmarks/results/fidelity.
+`python -m tests.conversion.fidelity` prints the rows of the tables in inference.md and
+training_step.md of benchmarks/results/fidelity.
 """
 
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,27 +27,23 @@ from tests.conversion.torchvision_models import (
     training_batch,
 )
 
-_PAGES = Path(__file__).parents[2] / "benchmarks" / "results" / "fidelity"
+_CASES = {
+    "A": "one image, end to end",
+    "AB_raw": "two images, batched, without the resize",
+    "CD_raw": "two small images, batched, without the resize",
+}
 
 
 def main() -> None:
-    """Measure everything and rewrite the tables of the pages."""
+    """Measure everything and print the rows."""
     root = Path(__file__).parents[2]
     folder = root / os.environ.get("DETLITE_TEST_DATA", "../shared") / "golden"
     torch.set_num_threads(1)
-    replace_rows(_PAGES / "inference.md", inference_rows(folder))
-    replace_rows(_PAGES / "training_step.md", training_step_rows(folder))
+    for cells in (*inference_rows(folder), *training_step_rows(folder)):
+        print("| " + " | ".join(cells) + " |")
 
 
-def replace_rows(page: Path, rows: Iterable[str]) -> None:
-    """Replace the rows of the only table of a page; its two header lines stay."""
-    text = page.read_text()
-    table = re.compile(r"(^\|.*\n\|[-|]+\n)(?:\|.*\n)*", re.MULTILINE)
-    assert len(table.findall(text)) == 1, f"{page} must have one table"
-    page.write_text(table.sub(lambda match: match[1] + "".join(rows), text))
-
-
-def inference_rows(folder: Path) -> Iterator[str]:
+def inference_rows(folder: Path) -> Iterator[list[str]]:
     """Compare detections with recorded outputs and with torchvision."""
     for name, source in GOLDEN.items():
         golden = Golden(folder, name)
@@ -70,7 +65,7 @@ def inference_rows(folder: Path) -> Iterator[str]:
         yield _row(name, "mmdetection", "two small images, end to end", difference)
 
 
-def training_step_rows(folder: Path) -> Iterator[str]:
+def training_step_rows(folder: Path) -> Iterator[list[str]]:
     """Compare losses and gradients of one training step with torchvision."""
     recipe = load_recipe(folder)
     sizes = {"E": (96, 128), "F": (128, 96)}
@@ -83,29 +78,15 @@ def training_step_rows(folder: Path) -> Iterator[str]:
         for dtype in (torch.float64, torch.float32):
             step = compare_step(reference, predictor, *batch, dtype)
             cells = [name, str(dtype).removeprefix("torch."), str(step.parameters)]
-            cells += [f"{step.losses:.1g}", f"{step.gradients:.1g}"]
-            yield "| " + " | ".join(cells) + " |\n"
+            yield [*cells, f"{step.losses:.1g}", f"{step.gradients:.1g}"]
 
 
-_CASES = {
-    "A": "one image, end to end",
-    "AB_raw": "two images, batched, without the resize",
-    "CD_raw": "two small images, batched, without the resize",
-}
-
-
-def _row(name: str, source: str, case: str, difference: DetectionDifference) -> str:
-    numbers = (
-        difference.box,
-        difference.score,
-        difference.mask,
-        difference.pixels,
-        difference.keypoint,
-        difference.keypoint_score,
-    )
-    cells = [name, source, case, str(difference.count), str(difference.unmatched)]
-    cells += [f"{number:.1g}" if number else "" for number in numbers]
-    return "| " + " | ".join([*cells, str(difference.ties)]) + " |\n"
+def _row(name: str, source: str, case: str, difference: DetectionDifference) -> list[str]:
+    columns = ("box", "score", "mask", "pixels", "keypoint", "keypoint_score")
+    numbers = [getattr(difference, column) for column in columns]
+    cells = [f"{number:.1g}" if number else "" for number in numbers]
+    counts = [str(difference.count), str(difference.unmatched)]
+    return [name, source, case, *counts, *cells, str(difference.ties)]
 
 
 if __name__ == "__main__":

@@ -17,25 +17,21 @@ from detlite.modeling.build import build_model
 from tests.conversion.recorded_state_dicts import RES2, STEM, StateDict, state_dict
 
 
-def test_backbone_with_deformable_convolutions(tiny_config, tmp_path):
-    narrow = [
-        "MODEL.BACKBONE.CONV_BODY", "R-50-FPN", "MODEL.RESNETS.WIDTH_PER_GROUP", 8,
-    ]  # fmt: skip
+def test_backbone_with_deformable_convolutions(tiny_config, saved):
+    narrow = ["MODEL.BACKBONE.CONV_BODY", "R-50-FPN", "MODEL.RESNETS.WIDTH_PER_GROUP", 8]
     plain = build_model(tiny_config(*narrow))
-    torch.save(classifier(plain), tmp_path / "resnet50.pth")
     dcn = ["MODEL.RESNETS.STAGE_WITH_DCN", (False, False, True, True)]
     model = build_model(tiny_config(*narrow, *dcn))
-    load_weights(model, read_checkpoint(tmp_path / "resnet50.pth"))
+    load_weights(model, read_checkpoint(saved(classifier(plain))))
     state = model.state_dict()
-    for block in ("res3.0", "res4.2"):
-        converted = f"backbone.body.{block}.conv2.{'conv.' if block == 'res4.2' else ''}weight"
+    for block, part in (("res3.0", ""), ("res4.2", "conv.")):
         original = plain.state_dict()[f"backbone.body.{block}.conv2.weight"] + 1
-        assert torch.equal(state[converted], original)
+        assert torch.equal(state[f"backbone.body.{block}.conv2.{part}weight"], original)
     assert not state["backbone.body.res4.2.conv2.offset.weight"].any()
 
 
 @pytest.mark.parametrize("norm", ["folded", "stored", "GN"])
-def test_caffe2_classifier(norm, tiny_config, tmp_path):
+def test_caffe2_classifier(norm, tiny_config, saved):
     """MSRA's models of Detectron, their copies for detectron2, and those with group norm."""
     state = state_dict("caffe2, classifier" + " GN" * (norm == "GN"))
     if norm == "stored":
@@ -45,7 +41,6 @@ def test_caffe2_classifier(norm, tiny_config, tmp_path):
         for name in gammas:
             state[name.replace("gamma", "running_mean")] = torch.randn_like(state[name])
             state[name.replace("gamma", "running_var")] = torch.rand_like(state[name])
-    torch.save(state, tmp_path / "R-50.pth")
     model = build_model(
         tiny_config(
             "MODEL.BACKBONE.CONV_BODY", "R-50-FPN",
@@ -54,7 +49,7 @@ def test_caffe2_classifier(norm, tiny_config, tmp_path):
             "MODEL.RESNETS.WIDTH_PER_GROUP", RES2 // 4, "MODEL.GROUP_NORM.NUM_GROUPS", 4,
         )
     )  # fmt: skip
-    load_weights(model, read_checkpoint(tmp_path / "R-50.pth"))
+    load_weights(model, read_checkpoint(saved(state)))
     backbone = model.backbone.body
     suffix = {"folded": "bn_s", "stored": "bn_gamma", "GN": "gn_s"}[norm]
     shortcut = backbone.res3[0].downsample[1]
@@ -75,24 +70,25 @@ def classifier(model: torch.nn.Module) -> StateDict:
     return {names[n]: v + 1 for n, v in backbone.items()} | {"fc.weight": torch.zeros(10, 4)}
 
 
-def test_only_the_backbone_is_loaded(tiny_config, tmp_path):
+def test_only_the_backbone_is_loaded(tiny_config, saved, tmp_path):
     model = build_model(tiny_config())
     before = {n: v.clone() for n, v in model.state_dict().items()}
-    torch.save(classifier(model), tmp_path / "resnet18.pth")
-    load_weights(model, read_checkpoint(tmp_path / "resnet18.pth"))
+    file = saved(classifier(model))
+    load_weights(model, read_checkpoint(file))
     for name, value in model.state_dict().items():
         moved = name.startswith("backbone.body.")
         assert torch.equal(value, before[name] + 1 if moved else before[name]), name
-    with pytest.raises(CheckpointError, match="has no config: it is a classifier, from which"):
-        build_model_from_checkpoint(tmp_path / "resnet18.pth")
     (tmp_path / "c.yaml").write_text(tiny_config().dump())
-    with pytest.raises(CheckpointError, match="a backbone only, so the heads would be random"):
-        build_model_from_checkpoint(tmp_path / "resnet18.pth", config=tmp_path / "c.yaml")
+    for config, message in (
+        (None, "has no config: it is a classifier, from which"),
+        (tmp_path / "c.yaml", "a backbone only, so the heads would be random"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            build_model_from_checkpoint(file, config=config)
 
 
-def test_c4_head_contains_the_last_stage(tiny_config, tmp_path):
-    torch.save(classifier(build_model(tiny_config())), tmp_path / "resnet18.pth")
-    checkpoint = read_checkpoint(tmp_path / "resnet18.pth")
+def test_c4_head_contains_the_last_stage(tiny_config, saved):
+    checkpoint = read_checkpoint(saved(classifier(build_model(tiny_config()))))
     model = build_model(tiny_config(c4=True))
     load_weights(model, checkpoint)
     name = "res5.1.conv2.weight"
@@ -100,11 +96,10 @@ def test_c4_head_contains_the_last_stage(tiny_config, tmp_path):
     assert torch.equal(value, checkpoint.model[f"backbone.body.{name}"])
 
 
-def test_classifier_of_another_depth(tiny_config, tmp_path):
-    state = classifier(build_model(tiny_config()))
-    torch.save(state | {"layer1.2.conv1.weight": torch.zeros(1)}, tmp_path / "w.pth")
+def test_classifier_of_another_depth(tiny_config, saved):
+    state = classifier(build_model(tiny_config())) | {"layer1.2.conv1.weight": torch.zeros(1)}
     with pytest.raises(CheckpointError, match=r"unknown to the model +backbone.body.res2.2.conv1"):
-        load_weights(build_model(tiny_config()), read_checkpoint(tmp_path / "w.pth"))
+        load_weights(build_model(tiny_config()), read_checkpoint(saved(state)))
 
 
 @pytest.mark.slow

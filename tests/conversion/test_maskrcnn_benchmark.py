@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from detlite.conversion.convert import convert
-from tests.conversion.recorded_state_dicts import STEM, cell_anchors, state_dict
+from tests.conversion.recorded_state_dicts import STEM, cell_anchors, config_of, state_dict
 
 
 def test_shared_stage_is_that_of_the_last_head():
@@ -21,11 +21,10 @@ def test_shared_stage_is_that_of_the_last_head():
 def test_nine_anchors_of_a_c4_model():
     state = state_dict("maskrcnn-benchmark, C4")
     del state["module.rpn.anchor_generator.cell_anchors.0"]
-    for name in state:
-        for layer, kept in (("rpn.head.cls_logits", 9), ("rpn.head.bbox_pred", 36)):
-            if layer in name:
-                state[name] = state[name][:kept]
-    config = yaml.safe_load(convert(state, "maskrcnn-benchmark").config)
+    for name, value in state.items():
+        if "rpn.head.cls_logits" in name or "rpn.head.bbox_pred" in name:
+            state[name] = value[: 9 * len(value) // 15]
+    config = config_of(state, "maskrcnn-benchmark")
     assert config["MODEL.RPN.ANCHOR_SIZES"] == [128, 256, 512]
     assert config["MODEL.RPN.POST_NMS_TOP_N_TEST"] == 300
 
@@ -50,18 +49,13 @@ def test_stored_anchors(fpn, ratios):
     assert not unknown.stated
 
 
-def test_folded_statistics_become_0_and_1():
-    model = convert({"blobs": state_dict("caffe2, FPN")}, "caffe2").model
-    assert torch.equal(model["backbone.body.res2.0.norm1.running_mean"], torch.zeros(4))
+@pytest.mark.parametrize("stored", [False, True])
+def test_statistics_of_norms(stored):
+    state = state_dict("caffe2, FPN") | ({"res2_0_branch2a_bn_rm": torch.ones(4)} if stored else {})
+    model = convert({"blobs": state}, "caffe2").model
+    means = model["backbone.body.res2.0.norm1.running_mean"]
+    assert torch.equal(means, torch.full((4,), float(stored)))  # folded ones become 0 and 1
     assert torch.equal(model["backbone.body.stem.norm1.running_var"], torch.ones(STEM))
-
-
-def test_stored_statistics_are_kept():
-    state = state_dict("caffe2, FPN")
-    state["res2_0_branch2a_bn_rm"] = torch.full((4,), 3.0)
-    model = convert(state, "caffe2").model
-    assert torch.equal(model["backbone.body.res2.0.norm1.running_mean"], torch.full((4,), 3.0))
-    assert torch.equal(model["backbone.body.res2.0.norm1.running_var"], torch.ones(4))
 
 
 def test_last_stage_of_a_c4_model_belongs_to_the_head():

