@@ -27,6 +27,10 @@ _BY_START: tuple[tuple[str, str, str], ...] = (
      "pass it as the input, and a checkpoint as the weights"),
     (r"\A\s*<(\?xml|net)\b", "an XML file, such as from OpenVINO", _USE_EXPORTED),
     (r"\A\s*[{[]\s*[\"{[]", "a JSON file", "name the file of weights"),
+    (r"\A[^\n]+\.(pth|pt|pkl|safetensors)\s*\Z", "a text file that names a checkpoint",
+     "load {text}"),
+    (r"\A[\t\n\r -~]{4,}\Z", "a text file, such as a config",
+     "name the file of weights; commands that need a config take it as --config"),
 )  # fmt: skip
 _BY_MEMBER: tuple[tuple[str, str, str], ...] = (
     (r"(^|/)code/.*\.py$", "a TorchScript program",
@@ -55,18 +59,8 @@ def explain_kind(path: Path) -> str:
                 table, text = _BY_MEMBER, "\n".join(archive.namelist())
         except zipfile.BadZipFile:
             return ""
-    flags = re.DOTALL | re.MULTILINE
-    matches = ((kind, todo) for pattern, kind, todo in table if re.search(pattern, text, flags))
-    kind, advice = next(matches, None) or _kind_of_text(path, start)
-    return f"it is {kind}: {advice.format(name=path.name)}" if kind else ""
-
-
-def _kind_of_text(path: Path, start: bytes) -> tuple[str, str]:
-    text = start.decode(errors="replace").strip()
-    if len(text) < 4 or not text.replace("\n", " ").isprintable() or "\ufffd" in text:
-        return "", ""
-    if re.fullmatch(r"[^\n]+\.(pth|pt|pkl|safetensors)", text):
-        return "a text file that names a checkpoint", f"load {path.parent / text}"
-    if path.suffix in (".yaml", ".yml", ".py"):
-        return "a config", "name a checkpoint; commands that need a config take it as --config"
-    return "a text file", "name the file of weights"
+    for pattern, kind, advice in table:
+        if re.search(pattern, text, re.DOTALL | re.MULTILINE):
+            advice = advice.format(name=path.name, text=text.strip())
+            return f"it is {kind}: {advice}" if kind else ""
+    return ""
