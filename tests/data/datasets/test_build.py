@@ -30,6 +30,36 @@ def test_build_dataset_by_name(content, write_set, small_cfg):
     assert "masks" not in boxes_only[0][1]
 
 
+def test_options_of_the_config(content, write_set, small_cfg, monkeypatch):
+    file, folder = write_set(content)
+    monkeypatch.setenv("SOME_FOLDER", str(file.parents[1]))
+    cfg = small_cfg("DATASETS.ROOT", "${SOME_FOLDER:-nowhere}")
+    everything = build_dataset(cfg, "small", train=False)
+    assert len(everything) == 4
+    assert "every detection there is wrong" in findings_of([everything])
+    labeled = build_dataset(small_cfg("TEST.UNLABELED_IMAGES", "skip"), "small", train=False)
+    assert labeled.image_ids == [10, 11, 13]
+    assert "They are not evaluated" in findings_of([labeled])
+    with pytest.raises(DataError, match="more than 900 pixels"):
+        build_dataset(small_cfg("DATASETS.MAX_PIXELS", 900), "small", train=True)
+    Image.fromarray(np.full((30, 40), 4095, np.uint16)).save(folder / "a.png")
+    dataset = build_dataset(small_cfg("INPUT.IMAGE_BITS", 12), "small", train=True)
+    assert (dataset[0][0] == 255).all()
+    content["annotations"][0]["bbox"][0] = 50
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="annotation 1 "):
+        build_dataset(small_cfg(), "small", train=True)
+    cfg = small_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
+    assert len(build_dataset(cfg, "small", train=True)[0][1]["boxes"]) == 1
+    file.write_text(json.dumps(content | {"annotations": []}))
+    cfg = small_cfg("DATASETS.BACKGROUND_IMAGES", True)
+    assert len(build_dataset(cfg, "small", train=True)) == 4
+    with pytest.raises(DataError, match=r"DATASETS\.TRAIN small: no image has an annotation"):
+        build_train_dataset(cfg)
+    with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN is empty"):
+        build_train_dataset(small_cfg("DATASETS.TRAIN", ()))
+
+
 @pytest.mark.parametrize(("size", "warns"), [(15, True), (20, False), (48, False), (49, True)])
 def test_a_test_size_far_from_the_training_sizes(content, write_set, small_cfg, size, warns):
     write_set(content)
@@ -37,17 +67,6 @@ def test_a_test_size_far_from_the_training_sizes(content, write_set, small_cfg, 
     text = findings_of([build_dataset(cfg, "small", train=False)])
     assert (f"INPUT.MIN_SIZE_TEST is {size}" in text) == warns
     assert "at another scale" not in findings_of([build_dataset(cfg, "small", train=True)])
-
-
-def test_unlabeled_test_images_are_background_or_skipped(content, write_set, small_cfg):
-    write_set(content)
-    used = {row["image_id"] for row in content["annotations"]}
-    everything = build_dataset(small_cfg(), "small", train=False)
-    assert len(everything) == 4
-    assert "every detection there is wrong" in findings_of([everything])
-    labeled = build_dataset(small_cfg("TEST.UNLABELED_IMAGES", "skip"), "small", train=False)
-    assert {*labeled.image_ids} == used
-    assert "They are not evaluated" in findings_of([labeled])
 
 
 @pytest.mark.parametrize(("name", "as_rle"), [("detectron2", False), ("torchvision", True)])
@@ -58,31 +77,6 @@ def test_mask_targets_follow_the_convention(content, write_set, small_cfg, name,
     override = ["MODEL.CONVENTION_OVERRIDE", ("mask_targets=soft",)]
     dataset = build_dataset(small_cfg("MODEL.CONVENTION", name, *override), "small", train=True)
     assert (dataset[0][1]["masks"].frames[:, 0] > 0).all()
-
-
-def test_root_with_an_environment_variable(content, write_set, small_cfg, monkeypatch):
-    file, _ = write_set(content)
-    monkeypatch.setenv("SOME_FOLDER", str(file.parents[1]))
-    cfg = small_cfg("DATASETS.ROOT", "${SOME_FOLDER:-nowhere}")
-    assert len(build_dataset(cfg, "small", train=False)) == 4
-
-
-def test_bad_annotations_can_be_skipped(content, write_set, small_cfg):
-    content["annotations"][0]["bbox"][0] = 50
-    write_set(content)
-    with pytest.raises(DataError, match="annotation 1 "):
-        build_dataset(small_cfg(), "small", train=True)
-    cfg = small_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
-    assert len(build_dataset(cfg, "small", train=True)[0][1]["boxes"]) == 1
-
-
-def test_image_options_of_the_config(content, write_set, small_cfg):
-    _, folder = write_set(content)
-    Image.fromarray(np.full((30, 40), 4095, np.uint16)).save(folder / "a.png")
-    with pytest.raises(DataError, match="more than 900 pixels"):
-        build_dataset(small_cfg("DATASETS.MAX_PIXELS", 900), "small", train=True)
-    dataset = build_dataset(small_cfg("INPUT.IMAGE_BITS", 12), "small", train=True)
-    assert (dataset[0][0] == 255).all()
 
 
 def test_unknown_name_suggests_the_nearest(small_cfg):
@@ -110,6 +104,9 @@ def test_bad_entry(small_cfg, entry, message):
     cfg = small_cfg("DATASETS.CATALOG", [{"name": "a", **entry}])
     with pytest.raises(ConfigError, match=message):
         build_dataset(cfg, "a", train=True)
+    cfg = small_cfg("DATASETS.CATALOG", [{"name": "a", **entry}] * 2)
+    with pytest.raises(ConfigError, match="2 entries have the name 'a'"):
+        build_dataset(cfg, "a", train=True)
 
 
 def test_missing_annotation_file_names_the_expected_paths(small_cfg, tmp_path):
@@ -121,12 +118,6 @@ def test_missing_annotation_file_names_the_expected_paths(small_cfg, tmp_path):
     )
     assert f"expected in {tmp_path / 'coco' / 'val2014'}" in str(error.value)
     assert f"DATASETS.ROOT ({tmp_path})" in str(error.value)
-
-
-def test_duplicate_name(small_cfg):
-    entry = {"name": "a", "annotations": "x", "images": "y"}
-    with pytest.raises(ConfigError, match="2 entries have the name 'a'"):
-        build_dataset(small_cfg("DATASETS.CATALOG", [entry, entry]), "a", train=True)
 
 
 def test_custom_type_of_dataset(content, write_set, small_cfg, monkeypatch):
@@ -156,17 +147,7 @@ def test_training_sets_are_concatenated(content, write_set, small_cfg):
     assert [row["id"] for row in dataset.categories] == [3, 7]
 
 
-def test_concatenated_sets_need_the_same_categories(content, write_set, small_cfg):
-    write_set(content)
-    content["categories"][1]["name"] = "wolf"
-    write_set(content, "other")
-    with pytest.raises(
-        DataError, match=r"other.*annotations.json: the categories differ .*: wolf\."
-    ):
-        build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
-
-
-def test_concatenated_sets_match_by_name(content, write_set, small_cfg):
+def test_concatenated_sets_match_by_name(content, write_set, small_cfg, tmp_path):
     write_set(content)
     first, second = content["categories"]
     first["name"], second["name"] = second["name"].upper(), first["name"]
@@ -175,6 +156,10 @@ def test_concatenated_sets_match_by_name(content, write_set, small_cfg):
     labels = [part[n][1]["labels"] for part in dataset.parts for n in range(2)]
     assert torch.equal(torch.cat(labels[:2]), 3 - torch.cat(labels[2:]))
     assert dataset.parts[0].categories == dataset.parts[1].categories
+    first["name"] = "wolf"
+    (tmp_path / "other/annotations.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"other.*annotations.json: the categories differ .*wolf\."):
+        build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
 
 
 def test_number_of_classes_must_match_the_data(content, write_set, small_cfg):
@@ -185,20 +170,6 @@ def test_number_of_classes_must_match_the_data(content, write_set, small_cfg):
         check_num_classes(cfg, build_dataset(cfg, "small", train=False))
     with pytest.raises(ConfigError, match=message):
         build_train_dataset(cfg)
-
-
-def test_a_training_set_without_annotations_needs_another_one(content, write_set, small_cfg):
-    content["annotations"] = []
-    write_set(content)
-    cfg = small_cfg("DATASETS.BACKGROUND_IMAGES", True)
-    assert len(build_dataset(cfg, "small", train=True)) == 4
-    with pytest.raises(DataError, match=r"DATASETS\.TRAIN small: no image has an annotation"):
-        build_train_dataset(cfg)
-
-
-def test_no_training_set(small_cfg):
-    with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN is empty"):
-        build_train_dataset(small_cfg("DATASETS.TRAIN", ()))
 
 
 @pytest.mark.parametrize(

@@ -73,32 +73,22 @@ def test_pickles(tmp_path, changes):
     assert_expected(load(pickled(tmp_path / "p.pkl", **changes)))
 
 
-def test_coco_results(tmp_path):
+def test_coco_results_and_limits(tmp_path, caplog):
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results()[::-1]))
     assert_expected(load(path))
-
-
-def test_other_images_are_ignored_and_counts_logged(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        (boxes,) = load_proposals(pickled(tmp_path / "p.pkl"), [11], SIZES[1:], 100)
+    assert torch.equal(load(path, limit=1)[0], EXPECTED[0][:1])
+    with caplog.at_level("INFO"):  # other images are ignored
+        (boxes,) = load_proposals(path, [11], SIZES[1:], 100)
     assert torch.equal(boxes, EXPECTED[1])
-    assert "p.pkl: kept the best 1 of 1 proposals of 1 images" in caplog.text
-
-
-def test_highest_scores_are_kept(tmp_path):
-    best = load(pickled(tmp_path / "p.pkl"), limit=1)
-    assert torch.equal(best[0], EXPECTED[0][:1])
-    assert torch.equal(best[1], EXPECTED[1])
-
-
-def test_image_without_proposals(tmp_path):
-    path = pickled(
-        tmp_path / "p.pkl",
-        boxes=[np.zeros((0, 4), np.float32), np.array([[50.0, 60, 70, 80]])],
-        objectness_logits=[np.zeros(0, np.float32), np.ones(1)],
-    )
+    assert "results.json: kept the best 1 of 1 proposals of 1 images" in caplog.text
+    empty = [np.zeros((0, 4), np.float32), np.array([[50.0, 60, 70, 80]])]
+    scores = [np.zeros(0, np.float32), np.ones(1)]
+    path = pickled(tmp_path / "p.pkl", boxes=empty, objectness_logits=scores)
     assert [boxes.shape for boxes in load(path)] == [(0, 4), (0, 4)]
+    for name in ("none.pkl", "none.json"):
+        with pytest.raises(DataError, match=rf"{name}: (proposals )?cannot be read"):
+            load(tmp_path / name)
 
 
 NAN = float("nan")
@@ -149,12 +139,6 @@ def test_bad_results_name_file_and_image(tmp_path, text, message):
         load(path)
 
 
-@pytest.mark.parametrize("name", ["none.pkl", "none.json"])
-def test_missing_files(tmp_path, name):
-    with pytest.raises(DataError, match=rf"{name}: (proposals )?cannot be read"):
-        load(tmp_path / name)
-
-
 class _RunsCode:
     def __reduce__(self):
         return os.getcwd, ()
@@ -187,6 +171,7 @@ def test_proposals_are_transformed_like_boxes(content, write_set, small_cfg, tmp
         objectness_logits=[np.arange(len(boxes))[::-1] for boxes in objects.values()],
     )
     cfg = small_cfg(*LOAD, "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 1.0)
+    assert "proposals" not in build_dataset(small_cfg(*LOAD[2:]), "small", train=True)[0][1]
     dataset = build_dataset(cfg, "small", train=True)
     assert torch.equal(dataset[0][1]["proposals"], dataset[0][1]["boxes"])
     seen = 0
@@ -219,11 +204,6 @@ def test_proposals_at_a_url(content, write_set, small_cfg, tmp_path, form):
     options += ["DATASETS.TEST", ("small",)]
     dataset = build_dataset(small_cfg(*options), "small", train=False)
     assert_expected([dataset[number][1]["proposals"] for number in range(2)])
-
-
-def test_no_proposals_without_the_key(content, write_set, small_cfg):
-    write_set(content)
-    assert "proposals" not in build_dataset(small_cfg(*LOAD[2:]), "small", train=True)[0][1]
 
 
 def test_separate_limits_for_training_and_evaluation(content, write_set, small_cfg, tmp_path):

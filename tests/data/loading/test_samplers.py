@@ -23,10 +23,8 @@ def test_each_epoch_is_a_permutation():
     assert all(sorted(indices) == list(range(12)) for indices in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert [sample.epoch for sample in stream] == [0] * 12 + [1] * 12 + [2] * 12
-
-
-def test_batch_larger_than_the_dataset():
-    (batch,) = batches(1, [False] * 3, 8)
+    assert batches(3, [False] * 20, 4, seed=1) != batches(3, [False] * 20, 4, seed=2)
+    (batch,) = batches(1, [False] * 3, 8)  # more than the dataset
     assert len(batch) == len(set(batch)) == 8
 
 
@@ -45,23 +43,6 @@ def test_batches_have_one_orientation_and_images_equal_counts(wide, batch_size, 
     # Exact over a multiple of len(wide) iterations.
     assert set(seen) == set(range(len(wide)))
     assert set(seen.values()) == {epochs * batch_size}
-
-
-def test_resuming_returns_the_same_batches():
-    wide = [True] * 7 + [False] * 5
-    straight = batches(40, wide, 4, seed=3)
-    assert straight[17:] == batches(23, wide, 4, seed=3, start_iter=17)
-
-
-def test_seeds_lead_to_different_batches():
-    assert batches(3, [False] * 20, 4, seed=1) != batches(3, [False] * 20, 4, seed=2)
-
-
-def test_processes_divide_the_batches():
-    wide = [True] * 7 + [False] * 5
-    alone = batches(20, wide, 4)
-    shares = [batches(20, wide, 4, rank=rank, world_size=2) for rank in (0, 1)]
-    assert [first + second for first, second in zip(*shares, strict=True)] == alone
 
 
 def test_distant_iterations_are_fast():
@@ -130,6 +111,7 @@ def test_repeats_are_spread_over_the_epoch():
     start=st.integers(0, 200),
 )
 def test_repeated_batches_resume_and_are_divided(wide, seed, start):
+    assert batches(9, wide, 4, seed) == batches(9, wide, 4, seed, factors=np.ones(len(wide)))
     factors = np.random.default_rng(seed).uniform(1, 4, len(wide))
     straight = batches(start + 6, wide, 4, seed, factors=factors)
     assert straight[start:] == batches(6, wide, 4, seed, start_iter=start, factors=factors)
@@ -146,11 +128,6 @@ def test_groups_alternate_by_their_repeated_sizes():
     wide, factors = [True, False, False], np.array([4.0, 1.0, 1.0])
     wide_batches = [wide[batch[0].image] for batch in batches(600, wide, 2, factors=factors)]
     assert sum(wide_batches) == 400
-
-
-def test_factors_of_one_change_nothing():
-    wide = [True] * 7 + [False] * 5
-    assert batches(40, wide, 4, 3) == batches(40, wide, 4, 3, factors=np.ones(12))
 
 
 def test_distant_iterations_are_fast_with_repeats():

@@ -5,9 +5,7 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -115,47 +113,24 @@ def test_files_are_fetched_once(remote):
         list(CocoDataset(annotations, images))
     assert set(web.asked.values()) == {1}
     assert len(web.asked) == 5
-    list(CocoDataset(annotations, RemotePath(images.url)))
-    assert web.asked["/small/images/a.png"] == 2  # without a cache
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_fetch_each_file_once(remote):
-    """The loopback server is a thread of this process, so the others are spawned."""
-    annotations, images, web = remote
-    code = (
-        "import sys; from detlite.data.datasets.options import GIGABYTE\n"
-        "from detlite.data.locations import local_copy\n"
-        "from detlite.data.remote.remote_path import RemotePath\n"
-        "with local_copy(RemotePath(sys.argv[1])) as file: text = file.read_bytes()\n"
-        "print(len(text), len((RemotePath(sys.argv[2], GIGABYTE) / 'a.png').read_bytes()))"
-    )
-    command = [sys.executable, "-c", code, annotations.url, images.url]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
-        for _ in range(3)
-    ]
-    outputs = {process.communicate(timeout=60)[0] for process in processes}
-    assert len(outputs) == 1
-    assert len(outputs.pop().split()) == 2
-    assert set(web.asked.values()) == {1}
-
-
-def test_images_are_checked_once(remote):
-    annotations, images, web = remote
     uncached = RemotePath(images.url)
-    CocoDataset(annotations, uncached)
+    list(CocoDataset(annotations, uncached))
+    assert web.asked["/small/images/a.png"] == 2
+    options = DatasetOptions(images=ImageOptions(10_000), check_images=False)
     asked = web.asked.copy()
     CocoDataset(annotations, uncached)
-    assert web.asked == asked
-    CocoDataset(
-        annotations, uncached, DatasetOptions(images=ImageOptions(10_000), check_images=False)
-    )
-    assert web.asked == asked
+    CocoDataset(annotations, uncached, options)
+    assert web.asked == asked  # images are checked once
 
 
-def test_changed_annotations_are_fetched_again(remote, tmp_path, content, settled):
+def test_changed_annotations_are_fetched_again(remote, tmp_path, content, settled, cache):
     annotations, images, web = remote
+    assert len(CocoDataset(annotations, images)) == 4
+    (copy,) = cache.glob("*.copy")
+    os.truncate(copy, 100)
+    assert len(CocoDataset(annotations, images)) == 4
+    web.asked.clear()
+    shutil.rmtree(cache)
     assert len(CocoDataset(annotations, images)) == 4
     content["images"].pop(2)
     (tmp_path / "small/annotations.json").write_text(json.dumps(content))
@@ -168,15 +143,6 @@ def test_changed_annotations_are_fetched_again(remote, tmp_path, content, settle
     for count in (4, 5):
         CocoDataset(annotations, images)
         assert web.asked["/small/annotations.json"] == count
-
-
-def test_a_truncated_copy_is_fetched_again(remote, cache):
-    annotations, images, web = remote
-    CocoDataset(annotations, images)
-    (copy,) = cache.glob("*.copy")
-    os.truncate(copy, 100)
-    assert len(CocoDataset(annotations, images)) == 4
-    assert web.asked["/small/annotations.json"] == 2
 
 
 def test_files_of_unknown_size_are_fetched_once(remote, monkeypatch):
@@ -246,21 +212,6 @@ def test_an_unreadable_image_is_an_error(remote, fault, tries, skip_bad):
     assert len(CocoDataset(annotations, images, DatasetOptions(skip_bad=skip_bad))) == 4
 
 
-def test_missing_images(remote, tmp_path):
-    annotations, images, web = remote
-    (tmp_path / "small/images/b.png").unlink()
-    with pytest.raises(DataError, match=r"image 11 \(b.png\): the image file does not exist"):
-        CocoDataset(annotations, images)
-    dataset = CocoDataset(annotations, images, DatasetOptions(skip_bad=True))
-    assert dataset.image_ids == [10, 12, 13]
-    assert any("b.png" in str(finding) for finding in dataset.findings)
-    dataset = CocoDataset(annotations, images, DatasetOptions(check_images=False))
-    with pytest.raises(DataError) as error:
-        dataset[1]
-    url = f"{web.url}/small/images/b.png"
-    assert str(error.value) == f"{url}: the image file does not exist (image id 11)"
-
-
 def test_a_repaired_image_is_fetched_again(remote, tmp_path):
     annotations, images, _ = remote
     image = tmp_path / "small/images/b.png"
@@ -284,13 +235,20 @@ def test_a_damaged_copy_of_an_image_is_fetched_again(remote, cache):
     assert web.asked["/small/images/a.png"] == 2
 
 
-def test_missing_annotations(web, cache):
-    with pytest.raises(DataError, match=rf"{web.url}/none.json: the file does not exist"):
-        CocoDataset(RemotePath(f"{web.url}/none.json"), RemotePath(web.url))
-
-
 def test_messages_name_the_url(remote, tmp_path, content):
     annotations, images, web = remote
+    with pytest.raises(DataError, match=rf"{web.url}/none.json: the file does not exist"):
+        CocoDataset(RemotePath(f"{web.url}/none.json"), images)
+    (tmp_path / "small/images/b.png").rename(tmp_path / "b.png")
+    with pytest.raises(DataError, match=r"image 11 \(b.png\): the image file does not exist"):
+        CocoDataset(annotations, images)
+    dataset = CocoDataset(annotations, images, DatasetOptions(skip_bad=True))
+    assert dataset.image_ids == [10, 12, 13]
+    dataset = CocoDataset(annotations, images, DatasetOptions(check_images=False))
+    url = f"{web.url}/small/images/b.png"
+    with pytest.raises(DataError, match=rf"^{url}: the image file does not exist \(image id 11\)"):
+        dataset[1]
+    (tmp_path / "b.png").rename(tmp_path / "small/images/b.png")
     (tmp_path / "small/annotations.json").write_text("{")
     with pytest.raises(DataError, match=rf"^{web.url}/small/annotations.json: not valid JSON"):
         CocoDataset(annotations, images)
@@ -298,15 +256,6 @@ def test_messages_name_the_url(remote, tmp_path, content):
     (tmp_path / "small/annotations.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"^{web.url}/small/annotations.json: annotation 1 "):
         CocoDataset(annotations, images)
-
-
-def test_using_a_copy_updates_its_time(remote, cache):
-    annotations, _, _ = remote
-    with local_copy(annotations) as copy:
-        moment = time.time() - 20 * 86400
-        os.utime(copy, (moment, moment))
-    with local_copy(annotations) as copy:
-        assert time.time() - copy.stat().st_mtime < 10
 
 
 def test_dataset_in_an_archive(content, write_set, tmp_path, web, cache):
@@ -357,28 +306,17 @@ def test_types_that_need_a_local_folder(small_cfg):
 
 def test_check_command_with_urls(remote, tmp_path, capsys):
     annotations, images, web = remote
-    config = tmp_path / "config.yaml"
     entry = {"name": "remote", "annotations": annotations.url, "images": images.url}
-    config.write_text(
-        json.dumps(
-            {
-                "DATASETS": {"CATALOG": [entry], "TRAIN": ["remote"]},
-                "MODEL": {"MASK_ON": True, "ROI_BOX_HEAD": {"NUM_CLASSES": 3}},
-            }
-        )
-    )
-    page = tmp_path / "page.html"
-    assert main(["check", "--data", str(config), "--page", str(page)]) == 0
+    model = {"MASK_ON": True, "ROI_BOX_HEAD": {"NUM_CLASSES": 3}}
+    datasets = {"CATALOG": [entry], "TRAIN": ["remote"]}
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"DATASETS": datasets, "MODEL": model}))
+    command = ["check", "--data", str(config)]
+    assert main([*command, "--page", str(tmp_path / "page.html")]) == 0
     assert f"{web.url}/small/annotations.json" in capsys.readouterr().out
-    (tmp_path / "small/images/b.png").unlink()
-    shutil.rmtree(os.environ["DETLITE_CACHE"])
-    assert main(["check", "--data", str(config)]) == 1
-    output = capsys.readouterr().out
-    assert "image 11 (b.png)" in output
-    assert "the image file does not exist" in output
     web.faults["/small/images/a.png"] = [403]
     shutil.rmtree(os.environ["DETLITE_CACHE"])
-    assert main(["check", "--data", str(config)]) == 2
+    assert main(command) == 2
     assert "a.png: cannot be read (HTTP status 403) (image id 10)" in capsys.readouterr().err
 
 
@@ -415,18 +353,6 @@ def test_missing_images_and_buckets(bucket, small_cfg):
         build_dataset(small_cfg("DATASETS.ROOT", "s3://sets"), "small", train=False)
     with pytest.raises(DataError, match=r"s3://none/small/annotations.json: the file does"):
         build_dataset(small_cfg("DATASETS.ROOT", "s3://none"), "small", train=False)
-
-
-@pytest.mark.slow
-def test_loader_processes_with_a_bucket(bucket, small_cfg):
-    cfg = small_cfg(
-        "DATASETS.ROOT", "s3://sets", "DATALOADER.NUM_WORKERS", 2, "DATASETS.CACHE_GB", 0.0
-    )
-    batches = list(itertools.islice(build_train_loader(cfg, build_train_dataset(cfg)), 4))
-    local = small_cfg()
-    expected = itertools.islice(build_train_loader(local, build_train_dataset(local)), 4)
-    for (images, _), (images_2, _) in zip(batches, expected, strict=True):
-        assert all(map(torch.equal, images, images_2))
 
 
 @pytest.mark.parametrize("faults", [[503, 503], ["reset"], ["cut", 503, "cut"]])

@@ -52,13 +52,6 @@ def test_get_size_equals_mmcv(size, expected):
     assert get_size(size, 800, 1333, "opencv") == expected
 
 
-def test_resize_shortest_keeps_dtype_and_size():
-    image = torch.randint(0, 256, (3, 20, 30), dtype=torch.uint8)
-    assert resize_shortest(image, 40, 100).shape == (3, 40, 60)
-    assert resize_shortest(image, 40, 100).dtype == torch.uint8
-    assert torch.equal(resize_shortest(image, 20, 100), image)
-
-
 def test_every_short_side_is_drawn():
     transform = RandomShortestSize([16, 24, 32], 100)
     torch.manual_seed(0)
