@@ -5,18 +5,13 @@ from typing import Any
 
 import pytest
 
-SMALL: tuple[Any, ...] = (
-    *("MODEL.BACKBONE.CONV_BODY", "R-18-FPN"),
-    *("MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 16),
-    *("MODEL.RPN.PRE_NMS_TOP_N_TRAIN", 50),
-    *("MODEL.RPN.PRE_NMS_TOP_N_TEST", 50),
-    *("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", 50),
-    *("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", 50),
-    *("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 16),
-    *("MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 16),
-    *("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 5),
-    *("MODEL.ROI_MASK_HEAD.CONV_LAYERS", (16,)),
-)
+SMALL: dict[str, Any] = {
+    "MODEL.BACKBONE.CONV_BODY": "R-18-FPN", "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+    "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 50, "MODEL.RPN.PRE_NMS_TOP_N_TEST": 50,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 50, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 50,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 16, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
+    "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 5, "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +23,7 @@ def config(repo_root: Path) -> Path:
 @pytest.fixture(scope="session")
 def small() -> tuple[Any, ...]:
     """Overrides that make the model small."""
-    return SMALL
+    return tuple(item for pair in SMALL.items() for item in pair)
 
 
 @pytest.fixture

@@ -25,23 +25,6 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """Replace the slow benchmarks by a row; return the arguments of each."""
-    recorded = {}
-
-    def recorder(name):
-        def record(*args, **options):
-            recorded[name] = (args, options)
-            return iter([StepRow("detlite", "float32", 1.0, None, 1.0, 0.5)])
-
-        return record
-
-    for name in ("benchmark_model", "benchmark_train", "keep_freed_memory"):
-        monkeypatch.setattr(f"benchmarks.__main__.{name}", recorder(name))
-    return recorded
-
-
 def test_rows_are_printed_and_written(run, tmp_path, capsys):
     files = tmp_path / "fallback.json", tmp_path / "fallback.md"
     options = ("--fallback", "--only", "match_243k_10", "--seconds", "0.01", "--cpu-time")
@@ -68,18 +51,26 @@ def test_data_benchmark(run, repo_root, monkeypatch, capsys):
     assert "| generated " in capsys.readouterr().out
 
 
-def test_options_become_settings(run, calls):
+def test_options_become_settings(run, monkeypatch):
+    recorded = []
+
+    def record(*args, **options):
+        recorded.append((args, options))
+        return iter([StepRow("detlite", "float32", 1.0, None, 1.0, 0.5)])
+
+    for name in ("benchmark_model", "benchmark_train"):
+        monkeypatch.setattr(f"benchmarks.__main__.{name}", record)
+    monkeypatch.setattr("benchmarks.__main__.keep_freed_memory", lambda: None)
     config, size = "some.yaml", ("--size", 64, 96)
     options = ("--only", "detlite float32", "--detections", 12, "--threshold", 0.5, *size)
     assert run("model", "--config", config, *options, "SEED", 3) == 0
-    inference = Inference(config, ("SEED", "3"), 1, (64, 96), 12, 0.5)
-    assert calls["benchmark_model"][0][:3] == (inference, 5, (("detlite", "float32"),))
-
     options = ("--objects", 500, "--real", "--dtype", "bfloat16", "--batch", 4)
     assert run("train", "--config", config, *options, *size) == 0
-    training = Training(config, (), 4, (64, 96), 500, True)
-    assert calls["benchmark_train"][0] == (training, 5)
-    assert calls["benchmark_train"][1]["dtypes"] == ("bfloat16",)
+    (model, _), (train, settings) = recorded
+    inference = Inference(config, ("SEED", "3"), 1, (64, 96), 12, 0.5)
+    assert model[:3] == (inference, 5, (("detlite", "float32"),))
+    assert train == (Training(config, (), 4, (64, 96), 500, True), 5)
+    assert settings["dtypes"] == ("bfloat16",)
 
 
 @pytest.mark.parametrize(

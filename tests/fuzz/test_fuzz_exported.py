@@ -53,7 +53,7 @@ def test_unchanged_file_is_valid(valid, tmp_path):
 @pytest.mark.parametrize(
     ("member", "key"),
     [
-        ("", ""), ("parts.json", ""), ("detlite.json", ""), ("detlite.json", "config"),
+        ("", ""), ("detlite.json", ""), ("detlite.json", "config"),
         ("backbone.dense.xml", ""), ("rpn.head.xml", ""),
     ],
 )  # fmt: skip

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite import ConfigError
 from detlite.checkpoint.files import read_checkpoint
-from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.synthetic import generate_shapes
 from tests.builders import write_shapes_config
 
@@ -174,16 +172,15 @@ def test_fast_rcnn_with_proposals_of_another_run(run_tool, config, tmp_path, cap
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_signal_saves_a_checkpoint_and_ends_with_status_75(config, tmp_path, name):
+def test_signal_saves_a_checkpoint_and_ends_with_status_75(config, tmp_path):
     opts = ["SOLVER.MAX_ITER", 100_000, "OUTPUT_DIR", tmp_path / "run"]
     process = start("train_net.py", "--config", config, *opts)
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
-    process.send_signal(signal.Signals[name])
+    process.send_signal(signal.SIGTERM)
     error = process.communicate(timeout=120)[1]
     assert process.returncode == 75, error
-    message = re.search(rf"^{name}: saved after iteration (\d+); continue by --resume", error, re.M)
+    message = re.search(r"^SIGTERM: saved after iteration (\d+); continue by --resume", error, re.M)
     assert message, error
     last = read_checkpoint(tmp_path / "run" / f"model_{int(message[1]):07d}.pth")
     assert last.training["iteration"] == int(message[1])
@@ -209,26 +206,6 @@ def test_signal_to_one_process_ends_both(config, tmp_path, free_port):
 
 
 @pytest.mark.slow
-def test_second_signal_ends_the_process_immediately(config, tmp_path):
-    # A step that does not end.
-    extension = tmp_path / "slow.py"
-    extension.write_text(
-        "import time\n"
-        "from detlite.modeling.rcnn import GeneralizedRCNN\n"
-        f"def wait(*args): open({str(tmp_path / 'reached')!r}, 'w').close(); time.sleep(600)\n"
-        "GeneralizedRCNN.losses = wait\n"
-    )
-    opts = ["IMPORTS", extension, "OUTPUT_DIR", tmp_path / "run"]
-    process = start("train_net.py", "--config", config, *opts)
-    wait_for((tmp_path / "reached").exists, process)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == -signal.SIGTERM
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("library", ["_multiarray_umath", "libtorch_cpu", "_C.abi3"])
 def test_interrupted_imports_print_no_traceback(config, tmp_path, library):
     process = start("train_net.py", "--config", config, "OUTPUT_DIR", tmp_path)
@@ -238,13 +215,6 @@ def test_interrupted_imports_print_no_traceback(config, tmp_path, library):
     error = process.communicate(timeout=120)[1]
     assert process.returncode in (130, -signal.SIGINT)
     assert "Traceback" not in error
-
-
-def test_weights_are_found_in_the_weight_root(run_tool, config, trained, tmp_path):
-    opts = ["MODEL.WEIGHT", "https://host.example/some/where/model_final.pth"]
-    opts += ["MODEL.WEIGHT_ROOT", trained, "OUTPUT_DIR", tmp_path]
-    assert run_tool("test_net.py", "--config", config, *opts) == 0
-    assert_same_results(tmp_path, trained)
 
 
 def test_config_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
@@ -265,19 +235,6 @@ def test_config_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
     assert run_tool("train_net.py", "--config-file", yaml, *opts) == 0
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert list(metrics) == ["bbox"]
-
-
-def test_checkpoint_contains_config_and_model(trained):
-    path = trained / "model_final.pth"
-    cfg, model = build_model_from_checkpoint(path, ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 3])
-    assert cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM == 16
-    assert not model.training
-    assert model.categories[0] == {"id": 2, "name": "ring"}
-    saved = torch.load(path, weights_only=True)["model"]
-    torch.testing.assert_close(dict(model.state_dict()), dict(saved), rtol=0, atol=0)
-    assert len(model.detect([torch.zeros(3, 96, 96, dtype=torch.uint8)])[0].scores) <= 3
-    with pytest.raises(ConfigError, match="unknown config key"):
-        build_model_from_checkpoint(path, ["MODEL.NONE", 3])
 
 
 @pytest.mark.slow
@@ -345,29 +302,25 @@ def test_torchrun_restarts_after_a_killed_process(config, tmp_path, free_port):
     opts = ["SOLVER.MAX_ITER", 5, "SOLVER.CHECKPOINT_PERIOD", 2, "DATASETS.TEST", "()"]
     opts += ["DATALOADER.NUM_WORKERS", 1, "IMPORTS", extension]  # the loader process ends later
     finals = []
-    for rank in ("none", "0", "1"):
+    for rank in ("none", "1"):
         output = tmp_path / rank
         rendezvous = ["--max-restarts", "1", "--master-port", str(free_port())]
         args = ["--config", config, *opts, "OUTPUT_DIR", output]
         torchrun("train_net.py", *args, rendezvous=rendezvous, DYING=rank)
         finals.append(read_checkpoint(output / "model_final.pth").model)
         assert ("resumed" in (output / "log.txt").read_text()) == (rank != "none")
-    for final in finals[1:]:
-        torch.testing.assert_close(final, finals[0], rtol=0, atol=0)
+    torch.testing.assert_close(*finals, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     ("opts", "message"),
     [
-        (["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4], r"NUM_CLASSES is 4"),
         (["DATASETS.TRAIN", "shapes_trian"], r"did you mean 'shapes_train'"),
         (["DATASETS.TRAIN", "()"], r"DATASETS.TRAIN is empty"),
         (
             ["SOLVER.LR_SCHEDULE", "multistep", "SOLVER.STEPS", "(2, 1)"],
             r"SOLVER.STEPS is (2, 1), but must be increasing iterations",
         ),
-        (["SOLVER.BASE_RL", 1], r"did you mean SOLVER.BASE_LR"),
-        (["MODEL.WEIGHT", "none.pth"], r"none.pth: cannot be read"),
         (
             ["MODEL.WEIGHT", "http://host.invalid/R-50.pkl"],
             "Check the network and try again, or put the file at",
@@ -397,27 +350,11 @@ def test_invalid_input_of_train_net(run_tool, config, tmp_path, capsys, opts, me
         ([], "MODEL.WEIGHT is empty"),
         (["DATASETS.TEST", "()", "MODEL.WEIGHT", "x.pth"], "DATASETS.TEST is empty"),
         (["MODEL.WEIGHT", "x.pth"], "x.pth: cannot be read"),
+        (["OUTPUT_DIR", __file__, "MODEL.WEIGHT", "x.pth"], f"{__file__}: cannot be written to"),
     ],
 )
 def test_invalid_input_of_test_net(run_tool, config, tmp_path, capsys, opts, message):
     assert run_tool("test_net.py", "--config", config, "OUTPUT_DIR", tmp_path, *opts) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}")
-
-
-@pytest.mark.parametrize("program", ["train_net.py", "test_net.py"])
-def test_output_folder_that_cannot_be_created(run_tool, config, tmp_path, capsys, program):
-    (tmp_path / "taken").touch()
-    opts = ["MODEL.WEIGHT", "x.pth", "OUTPUT_DIR", tmp_path / "taken"]
-    assert run_tool(program, "--config", config, *opts) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {tmp_path / 'taken'}: cannot be written to")
+    assert error.startswith(f"error: {message}")
     assert error.count("\n") == 1
-
-
-def test_weights_of_another_model_are_listed(run_tool, config, trained, tmp_path, capsys):
-    opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
-    opts += ["MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 24]
-    assert run_tool("test_net.py", "--config", config, *opts) == 2
-    error = capsys.readouterr().err
-    assert "does not fit the model" in error
-    assert "roi_heads.box.feature_extractor.fc6.weight" in error

@@ -1,10 +1,17 @@
-"""The config file that `detlite init` writes for a dataset."""
+"""The config file that `detlite init` writes for a dataset, with a comment for each reason."""
 
+import math
+import os
+import re
+import textwrap
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from detlite.apps.dataset_formats import find_sets
+import yaml
+
+from detlite.apps.dataset_formats import Source, find_sets
 from detlite.config import load_config
 from detlite.config.loading import flatten
 from detlite.data import explain_dead_loader
@@ -14,7 +21,6 @@ from detlite.threads import limit_threads
 
 from .configs import derive_config
 from .dataset_facts import BASE, Choice
-from .yaml_text import config_text, dataset_choices
 
 
 def init_config(options: Namespace, log: Callable[[str], None]) -> str:
@@ -62,3 +68,82 @@ def init_config(options: Namespace, log: Callable[[str], None]) -> str:
         keys = [key for key in values if values[key] != defaults[key]]
     written = [Choice(key, values[key], reasons.get(key, "")) for key in keys if key in values]
     return config_text(written, facts.summary, "" if weights else BASE)
+
+
+def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
+    """Return the keys that name the datasets and the output folder.
+
+    `sets` are "train", and "val" if there is one; `summary` describes how they were found.
+    """
+    name = _dataset_name(sets["train"].images)
+    paths = [path for s in sets.values() for path in (s.annotations.parent, s.images)]
+    root = Path(os.path.commonpath(paths))
+    entries = [
+        {
+            "name": f"{name}_{split}",
+            "annotations": source.annotations.relative_to(root).as_posix(),
+            "images": source.images.relative_to(root).as_posix(),
+        }
+        for split, source in sets.items()
+    ]
+    reason = f"{summary}. The paths below are relative to this folder"
+    return [
+        Choice("OUTPUT_DIR", f"output/{name}", "folder for the files of a run"),
+        Choice("DATASETS.ROOT", root.as_posix(), reason),
+        Choice("DATASETS.CATALOG", entries),
+        Choice("DATASETS.TRAIN", [f"{name}_train"]),
+        Choice("DATASETS.TEST", [f"{name}_val"] * ("val" in sets), "not the training images"),
+    ]
+
+
+def config_text(choices: Sequence[Choice], summary: str, base: str) -> str:
+    """Return the text of a config file whose keys extend `base`, unless that is ""."""
+    tree: dict[str, Any] = {}
+    for choice in choices:
+        *sections, leaf = choice.key.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[leaf] = choice
+    intro = (
+        f"Written by `detlite init` for {summary}. All keys may be changed; docs/config.md "
+        "describes them. Train with `detlite train --config` and the name of this file."
+    )
+    lines = [*_comment(intro, ""), *([f"_BASE_: {base}"] if base else []), *_section(tree, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _section(section: Mapping[str, Any], indent: str) -> Iterator[str]:
+    """Yield the lines of a section, whose values are choices or sections."""
+    for name, node in section.items():
+        if not isinstance(node, Choice):
+            yield from ([] if indent else [""])
+            yield f"{indent}{name}:"
+            yield from _section(node, indent + "  ")
+            continue
+        yield from _comment(node.reason, indent)
+        if isinstance(node.value, list) and dict in map(type, node.value):
+            yield f"{indent}{name}:"
+            yield from (f"{indent}- {_in_one_line(row)}" for row in node.value)
+        else:
+            yield f"{indent}{name}: {_in_one_line(node.value)}"
+
+
+def _in_one_line(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True,
+                          width=math.inf)  # fmt: skip
+    return text.removesuffix("\n...\n").strip()
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    start = f"{indent}# "
+    return textwrap.wrap(text, 98, initial_indent=start, subsequent_indent=start)
+
+
+def _dataset_name(images: Path) -> str:
+    """Return the name of the innermost folder that is not a generic one such as "images"."""
+    for part in reversed(images.parts):
+        word = re.sub(r"\W+", "_", part).strip("_")
+        if word and word.lower() not in ("images", "train", "val", "data", "jpegimages"):
+            return word
+    return "data"

@@ -37,7 +37,6 @@ OPTIONS = (
     option("--limit", "N", "number of images of --check to compare, spread evenly", 20,
            minimum=1),
     option("--evaluate", "NAME", "dataset for measuring the AP of --int8 (default: DATASETS.TEST)"),
-    flag("--time", "also compare the time per image"),
     OVERRIDES,
 )  # fmt: skip
 

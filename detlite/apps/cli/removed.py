@@ -19,6 +19,7 @@ OPTIONS = {
     ("report", "--area-limits"): "pass other limits to pycocotools: COCOeval(...).params.areaRng",
     ("convert", "--to"): "write a file for other programs with `detlite export --format onnx`",
     ("export", "--format aoti"): "use onnx, or compile the file of pt2 with torch._inductor",
+    ("export", "--time"): "time a call of `detlite.Predictor(FILE)` with torch.utils.benchmark",
     ("predict", "--shard-size"): "the run continues after each image; use --workers for several "
     "devices or machines",
 }

@@ -49,6 +49,4 @@ def export(options: Namespace, step: Callable[[str], None]) -> bool:
     agrees = verify.report_difference(difference)
     for dataset in datasets:
         agrees = verify.report_ap(cfg, model, exported, dataset) and agrees
-    if options.time:
-        verify.report_time(model, exported, images[0], proposals and proposals[:1])
     return agrees

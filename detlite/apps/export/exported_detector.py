@@ -28,8 +28,7 @@ from detlite.modeling.detection_model import DetectionModel
 from .exported_program import ALIGNMENT, ProgramDetector, Run, export_program
 from .limited_run import run_limited
 from .onnx import onnx_run, write_onnx
-from .openvino import openvino_parts, part_from_bytes, to_bytes
-from .parts import exportable_parts
+from .openvino import example_calls, openvino_parts, part_from_bytes, to_bytes
 
 SUFFIXES = {"onnx": ".onnx", "openvino": ".openvino", "pt2": ".pt2"}
 _METADATA_KEY = "detlite"
@@ -120,8 +119,7 @@ def read_exported(
             cfg, model = _build(path, opts, metadata)
             model = ProgramDetector(model, run, (read, path.absolute()))
         # A graph that does not match the config should fail here, not in the first prediction.
-        proposals = [torch.tensor([[8.0, 8.0, 40.0, 40.0]])] if model.takes_proposals else None
-        model.detect([torch.linspace(0, 1, model.channels * 4096).reshape(-1, 64, 64)], proposals)
+        model.detect(*_example(model))
         return cfg, model
     except (ConfigError, CheckpointError):
         raise
@@ -146,6 +144,12 @@ def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, Det
     return cfg, model.eval()
 
 
+def _example(model: DetectionModel) -> tuple[list[Tensor], list[Tensor] | None]:
+    """Return a small image, and a proposal if the model needs some."""
+    proposals = [torch.tensor([[8.0, 8.0, 40.0, 40.0]])] if model.takes_proposals else None
+    return [torch.linspace(0, 1, model.channels * 4096).reshape(-1, 64, 64)], proposals
+
+
 def _write_pt2(path: Path, metadata: str, model: DetectionModel) -> None:
     with path.open("wb") as file:  # given a path, torch requires the suffix .pt2
         torch.export.save(export_program(model), file, extra_files={_METADATA_KEY: metadata})
@@ -167,7 +171,6 @@ def _write_openvino(path: Path, metadata: str, model: DetectionModel) -> None:
     parts = openvino_parts(model)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{_METADATA_KEY}.json", metadata)
-        archive.writestr("parts.json", json.dumps({n: p.results for n, p in parts.items()}))
         for name, part in parts.items():
             xml, weights = to_bytes(part.graph)
             archive.writestr(f"{name}.xml", xml)
@@ -177,9 +180,9 @@ def _write_openvino(path: Path, metadata: str, model: DetectionModel) -> None:
 def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, DetectionModel]:
     with open_stored_zip(path) as archive:
         cfg, model = _build(path, opts, archive.read(f"{_METADATA_KEY}.json").decode())
-        results = json.loads(archive.read("parts.json"))
         run_limited(path)
-        for part in exportable_parts(model.requires_grad_(False)):
+        example = model.requires_grad_(False).prepare(*_example(model))
+        for part, _, results in example_calls(model, *example):
             xml, weights = (archive.read(f"{part.name}.{kind}") for kind in ("xml", "bin"))
-            part.replace(part_from_bytes(xml, weights, results[part.name]))
+            part.replace(part_from_bytes(xml, weights, results))
     return cfg, model

@@ -60,13 +60,9 @@ def main(path: str, inputs: str, memory: str) -> None:
             hard = resource.getrlimit(kind)[1]
             limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(kind, (limit, hard))
-    if path.endswith(".onnx"):
-        _run_onnx(path, inputs)
-    else:
+    if not path.endswith(".onnx"):
         _run_openvino(path)
-
-
-def _run_onnx(path: str, inputs: str) -> None:
+        return
     runtime: Any = import_module("onnxruntime")
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     session.run(None, dict(np.load(inputs)))

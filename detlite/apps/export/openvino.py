@@ -10,10 +10,10 @@ import itertools
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,16 +24,14 @@ from torch.utils import _pytree as pytree
 from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.modeling.detection_model import DetectionModel
+from detlite.structures.instances import Images, Proposals
 
 from .exported_program import example_batch
 from .parts import ExportablePart, exportable_parts
-from .quantization import quantize_graphs, recording
+from .quantization import quantize, recording, save_calls
 
 if TYPE_CHECKING:
     import openvino
-
-# "tensor", or {"list": [...]} or {"tuple": [...]} of arrangements, as JSON.
-Arrangement: TypeAlias = str | dict[str, list["Arrangement"]]
 
 
 class OpenVINOPart(nn.Module):
@@ -43,15 +41,11 @@ class OpenVINOPart(nn.Module):
 
     Args:
         graph: its inputs and outputs are feature maps [B, H, W, C].
-        results: arrangement of the results, from `arrangement_of`.
+        results: structure of the results of the original module.
     """
 
-    def __init__(self, graph: openvino.Model, results: Arrangement) -> None:
+    def __init__(self, graph: openvino.Model, results: pytree.TreeSpec) -> None:
         super().__init__()
-        outputs = iter(graph.outputs)
-        arrange(results, outputs)
-        if next(outputs, None) is not None:
-            raise ValueError("a graph has more results than their arrangement")
         self.graph = graph
         self.results = results
         settings = {
@@ -71,36 +65,8 @@ class OpenVINOPart(nn.Module):
         # A request owns the memory of its results, so each call needs a new one.
         request = self._compiled.create_infer_request()
         outputs = request.infer(inputs, share_inputs=True, share_outputs=True).values()
-        tensors = map(torch.from_numpy, outputs)
-        return arrange(self.results, (_permute_maps(x, 0, 3, 1, 2) for x in tensors))
-
-
-def arrangement_of(results: Any) -> Arrangement:
-    """Return the arrangement of tensors in nested lists and tuples. Raises ConfigError for other
-    types."""
-    if isinstance(results, Tensor):
-        return "tensor"
-    if type(results) in (list, tuple):
-        return {type(results).__name__: [arrangement_of(member) for member in results]}
-    raise ConfigError(
-        f"a part of the model returns {type(results).__name__}, but files of the format openvino "
-        "can contain only tensors, lists and tuples: export to pt2"
-    )
-
-
-def arrange(arrangement: Arrangement, values: Iterator[Any]) -> Any:
-    """Arrange values in nested lists and tuples. Raises ValueError if the number of values differs
-    from the arrangement."""
-    match arrangement:
-        case "tensor":
-            for value in values:
-                return value
-            raise ValueError("a graph has fewer results than their arrangement")
-        case {"list": [*members]} if len(arrangement) == 1:
-            return [arrange(member, values) for member in members]
-        case {"tuple": [*members]} if len(arrangement) == 1:
-            return tuple(arrange(member, values) for member in members)
-    raise ValueError(f"invalid arrangement of results {str(arrangement)[:80]!r}")
+        tensors = [_permute_maps(torch.from_numpy(x), 0, 3, 1, 2) for x in outputs]
+        return pytree.tree_unflatten(tensors, self.results)
 
 
 def to_openvino(
@@ -113,7 +79,7 @@ def to_openvino(
     Args:
         model: a detector on the CPU, which is not changed.
         calibration: some dozens of training images [3, H, W], resized as in evaluation, for
-            quantizing the parts to int8 (see `quantize_graphs`). Empty: float32.
+            quantizing the parts to int8 (see `quantize`). Empty: float32.
         proposals: proposals of each calibration image, for Fast R-CNN.
 
     Raises:
@@ -122,26 +88,40 @@ def to_openvino(
     """
     if model.device.type != "cpu":
         raise ConfigError(f"OpenVINO runs on the CPU, not on {model.device}: set MODEL.DEVICE cpu")
+    _openvino()  # not found out after the model was traced
     copy = deepcopy(model).eval().requires_grad_(False)
     copy.use_memory_format()
-    batch = example_batch(copy)  # needs the backbone, which may become a part below
-    parts = exportable_parts(copy)
-    for part in parts:
-        part.replace(part.module)
-    examples: dict[str, tuple[Any, ...]] = {}
-    copy.static_shapes = True  # padding ensures that each head is called, even without objects
-    with torch.no_grad(), recording(parts, examples.setdefault):
-        copy.predict(*batch)
-    copy.static_shapes = False
-    graphs = {part.name: _convert(part, examples[part.name]) for part in parts}
-    if calibration:
-        graphs = quantize_graphs(copy, parts, graphs, calibration, proposals)
-    for part in parts:
-        with torch.no_grad():
-            arrangement = arrangement_of(part.module(*examples[part.name]))
-        part.replace(OpenVINOPart(_use_channels_last(graphs[part.name]), arrangement))
+    calls = example_calls(copy, *example_batch(copy))
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [part for part, *_ in calls]
+        saved = save_calls(copy, parts, calibration, proposals, folder) if calibration else {}
+        for part, arguments, results in calls:
+            graph = _convert(part, arguments)
+            if calibration:
+                graph = quantize(part.name, graph, saved[part.name])
+            part.replace(OpenVINOPart(_use_channels_last(graph), results))
     copy.is_optimized = True
     return copy
+
+
+def example_calls(
+    model: DetectionModel, images: Images, proposals: Proposals | None
+) -> list[tuple[ExportablePart, tuple[Any, ...], pytree.TreeSpec]]:
+    """Make the parts of a model separate modules, and call each.
+
+    Returns:
+        The parts, with the arguments of a call and the structure of its results.
+    """
+    parts = exportable_parts(model)
+    for part in parts:
+        part.replace(part.module)
+    calls: dict[str, tuple[Any, ...]] = {}
+    model.static_shapes = True  # padding ensures that each head is called, even without objects
+    with torch.no_grad(), recording(parts, calls.setdefault):
+        model.predict(images, proposals)
+        results = [pytree.tree_structure(part.module(*calls[part.name])) for part in parts]
+    model.static_shapes = False
+    return [(one, calls[one.name], spec) for one, spec in zip(parts, results, strict=True)]
 
 
 def openvino_parts(model: DetectionModel) -> dict[str, OpenVINOPart]:
@@ -157,8 +137,8 @@ def to_bytes(graph: openvino.Model) -> tuple[bytes, bytes]:
         return path.read_bytes(), path.with_suffix(".bin").read_bytes()
 
 
-def part_from_bytes(xml: bytes, weights: bytes, results: Arrangement) -> OpenVINOPart:
-    """Build a part from the result of `to_bytes` and the arrangement of its results."""
+def part_from_bytes(xml: bytes, weights: bytes, results: pytree.TreeSpec) -> OpenVINOPart:
+    """Build a part from the result of `to_bytes` and the structure of its results."""
     tensor = _openvino().Tensor(np.frombuffer(weights, np.uint8))
     graph = _core().read_model(xml, tensor)
     if loops := {op.get_type_name() for op in graph.get_ops()} & {"Loop", "TensorIterator", "If"}:

@@ -6,8 +6,7 @@ Needs `pip install 'detlite[openvino]'`.
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,50 +31,45 @@ logger = logging.getLogger(__name__)
 _MAX_ROIS = 100  # RoIs of each image used for calibration
 
 
-def quantize_graphs(
+def save_calls(
     model: DetectionModel,
     parts: Sequence[ExportablePart],
-    graphs: Mapping[str, openvino.Model],
     images: Sequence[Tensor],
     proposals: Sequence[Tensor] | None,
-) -> dict[str, openvino.Model]:
-    """Quantize the graphs of the parts of a trained model.
+    folder: str,
+) -> dict[str, list[Path]]:
+    """Detect objects in calibration images, and save the arguments of the calls of each part.
 
-    Weights are quantized to 7 bits per channel, activations to 8 bits per tensor. The first
-    convolution and group norm stay in float32.
+    They are saved on disk, because the maps of an image of 800 x 1216 take 100 MB.
 
     Args:
         model: in evaluation mode, with its exportable parts as separate modules.
-        graphs: graph of each part, by name.
-        images, proposals: for calibration, see `to_openvino`.
+        images, proposals: see `to_openvino`.
 
     Raises:
         ConfigError: NNCF is missing, or no image led to a call of some part.
     """
-    nncf = import_optional("nncf", "detlite[openvino]")
-    nncf.set_log_level(logging.WARNING)
+    import_optional("nncf", "detlite[openvino]")
     calls: dict[str, list[Path]] = {part.name: [] for part in parts}
-    # Save the calls on disk, because the maps of an image of 800 x 1216 take 100 MB.
-    with tempfile.TemporaryDirectory() as folder:
 
-        def save(name: str, arguments: tuple[Any, ...]) -> None:
-            leaves = [x[:: max(1, len(x) // _MAX_ROIS)] for x in pytree.tree_leaves(arguments)]
-            if all(x.numel() for x in leaves):
-                path = Path(folder, f"{name}-{len(calls[name])}.pt")
-                torch.save([x.clone() for x in leaves], path)
-                calls[name].append(path)
+    def save(name: str, arguments: tuple[Any, ...]) -> None:
+        leaves = [x[:: max(1, len(x) // _MAX_ROIS)] for x in pytree.tree_leaves(arguments)]
+        if all(x.numel() for x in leaves):
+            path = Path(folder, f"{name}-{len(calls[name])}.pt")
+            torch.save([x.clone() for x in leaves], path)
+            calls[name].append(path)
 
-        with recording(parts, save):
-            for index, image in enumerate(images):
-                model.detect([image], None if proposals is None else [proposals[index]])
-        for name, files in calls.items():
-            if not files:
-                raise ConfigError(
-                    f"int8: {name} was not called for any of the {len(images)} calibration images, "
-                    "because nothing was detected: use images with objects"
-                )
-            logger.info("int8: %s is calibrated with %d calls", name, len(files))
-        return {name: _quantize(nncf, name, graphs[name], calls[name]) for name in calls}
+    with recording(parts, save):
+        for index, image in enumerate(images):
+            model.detect([image], None if proposals is None else [proposals[index]])
+    for name, files in calls.items():
+        if not files:
+            raise ConfigError(
+                f"int8: {name} was not called for any of the {len(images)} calibration images, "
+                "because nothing was detected: use images with objects"
+            )
+        logger.info("int8: %s is calibrated with %d calls", name, len(files))
+    return calls
 
 
 @contextmanager
@@ -94,7 +88,14 @@ def recording(
         yield
 
 
-def _quantize(nncf: Any, name: str, graph: openvino.Model, calls: list[Path]) -> openvino.Model:
+def quantize(name: str, graph: openvino.Model, calls: Sequence[Path]) -> openvino.Model:
+    """Quantize the graph of a part, calibrated with the result of `save_calls`.
+
+    Weights are quantized to 7 bits per channel, activations to 8 bits per tensor. The first
+    convolution and group norm stay in float32.
+    """
+    nncf = import_optional("nncf", "detlite[openvino]")
+    nncf.set_log_level(logging.WARNING)
     # Quantized pixels have errors of up to half a level, which matters in dark images.
     first = _first_convolutions(graph) if name.startswith("backbone") else []
     return nncf.quantize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -30,18 +28,15 @@ from detlite.structures.instances import Detections
 # Largest differences that rounding can cause: box coordinates in pixels, scores and mask
 # probabilities.
 TOLERANCE = {"boxes": 0.05, "scores": 1e-3, "masks": 1e-2}
+# Field of `Difference` -> field of `Detections`.
 _COMPARED = {
-    "boxes": ("boxes",),
-    "scores": ("scores",),
-    "masks": ("mask_probs",),
-    "keypoints": ("keypoints",),
-}
+    "boxes": "boxes", "scores": "scores", "masks": "mask_probs", "keypoints": "keypoints",
+}  # fmt: skip
 _MATCH_DISTANCE = 1.0  # maximum difference of matched boxes in pixels
 _MARGIN = 0.01  # distance of a score from the threshold below which rounding decides
 _MAX_AP_LOSS = 0.005  # AP from 0 to 1
 _GENERATED_IMAGES = 4
 _OTHER_SIZES = (0.75, 1.25)  # factors of the short side of the network input
-_TIMED_RUNS = 9
 
 
 @dataclass(frozen=True)
@@ -127,8 +122,8 @@ def compare(
         unmatched += int((~is_borderline).sum())
     left, right = left[partners >= 0], right[partners[partners >= 0]]
     largest = {
-        kind: max(_max_difference(getattr(left, name), getattr(right, name)) for name in names)
-        for kind, names in _COMPARED.items()
+        kind: _max_difference(getattr(left, name), getattr(right, name))
+        for kind, name in _COMPARED.items()
     }
     for name, values in left.extra_fields.items() if len(left.boxes) else ():
         scale = float(values.abs().max().clamp(min=1))
@@ -200,10 +195,7 @@ def report_difference(difference: Difference) -> bool:
     limits = ", ".join(f"{name} {value}" for name, value in TOLERANCE.items())
     unmatched = f"{difference.unmatched} objects without a match"
     if difference.borderline:
-        unmatched += (
-            f", and {difference.borderline} that do not count: their score is so close to the "
-            "threshold, or to the lowest reported score, that rounding decides"
-        )
+        unmatched += f", and {difference.borderline} with scores for which rounding decides"
     print(
         f"compared {difference.objects} pairs of objects: boxes differ by at most "
         f"{difference.boxes:.2g} pixels, scores by {difference.scores:.2g}, mask probabilities by "
@@ -239,21 +231,3 @@ def report_ap(
         print(f"{dataset.name}: {kind} AP {100 * old:.1f} before, {100 * new:.1f} in int8")
         is_close &= old - new <= _MAX_AP_LOSS
     return is_close
-
-
-def report_time(
-    model: DetectionModel, exported: DetectionModel, image: Tensor, proposals: list[Tensor] | None
-) -> None:
-    """Print the median time per image of both detectors, measured in alternating runs."""
-    spent: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_TIMED_RUNS + 1):
-        for detector, times in zip((model, exported), spent, strict=True):
-            start = time.perf_counter()
-            detector.detect([image], proposals)
-            times.append(1e3 * (time.perf_counter() - start))
-    before, after = (statistics.median(times[1:]) for times in spent)  # the first run warms up
-    size = " x ".join(map(str, image.shape[-2:]))
-    print(
-        f"an image of {size} on {torch.get_num_threads()} threads: {before:.1f} ms with the model, "
-        f"{after:.1f} ms with the file, {before / after:.2f} times as fast"
-    )

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from detlite.apps.autoconfig.dataset_facts import BASE, DatasetFacts
+from detlite.apps.autoconfig.init_config import config_text, dataset_choices
 from detlite.apps.autoconfig.rules import choose, learning_rate
-from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 from detlite.config import load_config
 

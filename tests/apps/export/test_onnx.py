@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from detlite import ops
+from detlite import ConfigError, ops
 from detlite.apps.export.exported_detector import read_exported
 from detlite.apps.export.onnx import to_onnx
 from detlite.errors import CheckpointError
@@ -158,3 +158,10 @@ def test_nms_without_valid_boxes(tmp_path):
     index, kept = run(export_function(suppress, x, [-1] * 4, tmp_path), x)
     assert not kept.any()
     assert torch.equal(index, torch.zeros(1, 4).long())
+
+
+def test_operators_without_a_translation(tmp_path):
+    maps, boxes = torch.rand(2, 1, 8, 8), torch.tensor([[1.0, 2.0, 9.0, 8.0]] * 2)
+    with pytest.raises(ConfigError, match=r"ONNX cannot express detlite\.heatmap_peaks.*openvino"):
+        export_function(ops.heatmap_peaks, [maps, boxes], [0, 0], tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,19 +1,10 @@
-"""The detectors of torchvision and detectron2 have the weights, losses and detections of detlite's.
-
-detectron2 is compared if it is installed.
-"""
+"""torchvision's detector has the weights, losses and detections of detlite's."""
 
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from benchmarks.models.detectron2_baseline import (
-    AVAILABLE,
-    WithEventStorage,
-    detectron2_model,
-    to_detectron2_batch,
-)
 from benchmarks.models.images import generate_images, to_torchvision_batch, training_batch
 from benchmarks.models.inference import Inference
 from benchmarks.models.torchvision_baseline import (
@@ -24,46 +15,30 @@ from benchmarks.models.torchvision_baseline import (
 )
 from detlite.config import ConfigError
 
-WITH_DETECTRON2 = pytest.param(
-    "detectron2", "FrozenBN", marks=pytest.mark.skipif(not AVAILABLE, reason="not installed")
-)
 
-
-@pytest.mark.parametrize(
-    ("library", "norm"), [*(("torchvision", n) for n in ("FrozenBN", "BN", "GN")), WITH_DETECTRON2]
-)
-def test_equal_losses(config, small, library, norm):
+@pytest.mark.parametrize("norm", ["FrozenBN", "BN", "GN"])
+def test_equal_losses(config, small, norm):
     # Both select the first samples instead of random ones.
     opts = ("MODEL.DEVICE", "cpu", "MODEL.RESNETS.NORM", norm, "MODEL.MEMORY_FORMAT", "contiguous")
     cfg = comparable_config(config, (*small, *opts))
     model = seeded_model(cfg).train()
+    baseline = torchvision_model(cfg, model).train()
     batch = training_batch(2, 128, 160, 3, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
     with (
         patch.object(torch, "randperm", lambda n, **_: torch.arange(n)),
         patch.object(torch, "rand", lambda s, **_: torch.linspace(1, 0, s[-1]).expand(s)),
     ):
-        losses = model(*batch)
-        if library == "torchvision":
-            baseline = torchvision_model(cfg, model).train()
-            expected = baseline(*to_torchvision_batch(batch, "cpu"))
-        else:  # whose box loss of the RPN and mask targets are others
-            baseline = detectron2_model(cfg, model).train()
-            expected = WithEventStorage(baseline)(to_detectron2_batch(batch))
-            losses = {"rpn": losses["loss_objectness"]}
-            expected = {"rpn": expected["loss_rpn_cls"]}
+        losses, expected = model(*batch), baseline(*to_torchvision_batch(batch, "cpu"))
     assert len(losses) == len(expected)
     torch.testing.assert_close(sum(losses.values()), sum(expected.values()), rtol=1e-3, atol=1e-4)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trained == sum(p.numel() for p in baseline.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize(
-    "library", ["torchvision", pytest.param("detectron2", marks=WITH_DETECTRON2.marks)]
-)
-def test_equal_numbers_of_detections(config, small, library):
+def test_equal_numbers_of_detections(config, small):
     inference = Inference(config, (*small, "MODEL.DEVICE", "cpu"), size=(128, 160), detections=5)
     masks = inference.call("detlite", "float32")()[0]["masks"]
-    assert len(masks) == len(inference.call(library, "float32")()[0]) == 5
+    assert len(masks) == len(inference.call("torchvision", "float32")()[0]) == 5
 
 
 def test_requested_number_of_boxes_passes_the_threshold(config, small):
@@ -79,12 +54,8 @@ def test_requested_number_of_boxes_passes_the_threshold(config, small):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("MODEL.MASK_ON", False),
-        ("MODEL.BACKBONE.CONV_BODY", "R-50-C4"),
-    ],
+    "opts", [("MODEL.MASK_ON", False), ("MODEL.BACKBONE.CONV_BODY", "R-50-C4")]
 )
-def test_models_that_torchvision_cannot_build(config, key, value):
+def test_models_that_torchvision_cannot_build(config, opts):
     with pytest.raises(ConfigError, match="with torchvision, which only has"):
-        comparable_config(config, (key, value))
+        comparable_config(config, opts)

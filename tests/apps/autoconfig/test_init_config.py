@@ -3,7 +3,7 @@
 import yaml
 
 from detlite.apps.autoconfig.dataset_facts import BASE, Choice
-from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
+from detlite.apps.autoconfig.init_config import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 
 
