@@ -11,75 +11,63 @@ import pytest
 from detlite.ops.kernels import OLDEST_TORCH
 
 CHECK = runpy.run_path(str(Path(__file__).with_name("check.py")))
-NAME = "detlite-0.1.0-cp310-abi3-manylinux_2_28_x86_64.whl"
+SO, LINUX = "detlite/_C.abi3.so", "cp310-abi3-manylinux_2_28_x86_64"
 FILES = {
     "detlite/__init__.py": b"",
-    "detlite/_C.abi3.so": b"\x00csrc/nms.cpp\x00",
+    SO: b"\x00csrc/nms.cpp\x00",
     "detlite/configs/a/b.yaml": b"SEED: 1",
     "detlite-0.1.0.dist-info/licenses/LICENSE": b"MIT",
 }
+# Tags, changed files (None removes one), and problems.
+CASES = [
+    ("cp310-abi3-manylinux_2_28_aarch64", {}, []),
+    ("cp310-abi3-macosx_14_0_arm64", {}, []),
+    ("cp310-abi3-win_amd64", {SO: None, "detlite/_C.pyd": b""}, []),
+    ("py3-none-any", {SO: None}, []),
+    *(
+        (tag, {}, [f"the name detlite-0.1.0-{tag}.whl does not say that it is for every Python",
+                   f"{SO} is unexpected"])
+        for tag in ("cp311-cp311-manylinux_2_28_x86_64", "cp310-abi3-linux_x86_64")
+    ),
+    *((LINUX, {name: None}, [f"{name.rpartition('licenses/')[2]} is missing"]) for name in FILES),
+    *(
+        (LINUX, {name: b""}, [f"{name} is unexpected"])
+        for name in ("tests/a.py", "benchmarks/a.py", "detlite/b.py", "detlite.libs/libc10.so")
+    ),
+    *(
+        (LINUX, {SO: b"\x00" + os.fsencode(path) + b"\x00"},
+         [f"{SO} contains {path}, a path of this machine"])
+        for path in ("/home/a/csrc/nms.cpp", "/tmp/b/csrc/nms.cpp")
+    ),
+]  # fmt: skip
 
 
 @pytest.fixture
 def problems(tmp_path):
-    """`problems(name, changes)`: problems of a wheel with changed files; None removes a file."""
+    """`problems(tag, changes)`: problems of a wheel with changed files; None removes a file."""
     for name, content in FILES.items():
         path = tmp_path / name.replace("detlite/configs", "configs")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
-    def make(name=NAME, changes=None):
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            for file, content in {**FILES, **(changes or {})}.items():
+    def make(tag, changes):
+        wheel = tmp_path / f"detlite-0.1.0-{tag}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for file, content in (FILES | changes).items():
                 if content is not None:
                     archive.writestr(file, content)
-        return CHECK["contents"](tmp_path / name, tmp_path)
+        return CHECK["contents"](wheel, tmp_path)
 
     return make
 
 
-@pytest.mark.parametrize(
-    ("tag", "extension"),
-    [
-        ("cp310-abi3-manylinux_2_28_aarch64", "detlite/_C.abi3.so"),
-        ("cp310-abi3-macosx_14_0_arm64", "detlite/_C.abi3.so"),
-        ("cp310-abi3-win_amd64", "detlite/_C.pyd"),
-        ("py3-none-any", None),
-    ],
-)
-def test_valid_wheels(problems, tag, extension):
-    changes = {"detlite/_C.abi3.so": None} | ({extension: b""} if extension else {})
-    assert problems(f"detlite-0.1.0-{tag}.whl", changes) == []
-
-
-@pytest.mark.parametrize("tag", ["cp311-cp311-manylinux_2_28_x86_64", "cp310-abi3-linux_x86_64"])
-def test_wheels_for_one_python_or_one_machine(tag, problems):
-    problem, *_ = problems(f"detlite-0.1.0-{tag}.whl")
-    assert problem == f"the name detlite-0.1.0-{tag}.whl does not say that it is for every Python"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_missing_files(name, problems):
-    [problem] = problems(changes={name: None})
-    assert problem == f"{name.rpartition('licenses/')[2]} is missing"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["tests/test_a.py", "benchmarks/data/loading.py", "detlite/b.py", "detlite.libs/libc10.so"],
-)
-def test_unexpected_files(name, problems):
-    assert problems(changes={name: b""}) == [f"{name} is unexpected"]
-
-
-@pytest.mark.parametrize("path", ["/home/a/csrc/nms.cpp", "/tmp/b/csrc/nms.cpp"])
-def test_paths_of_the_building_machine(path, problems):
-    [problem] = problems(changes={"detlite/_C.abi3.so": b"\x00" + os.fsencode(path) + b"\x00"})
-    assert problem == f"detlite/_C.abi3.so contains {path}, a path of this machine"
+@pytest.mark.parametrize(("tag", "changes", "expected"), CASES)
+def test_problems_of_wheels(problems, tag, changes, expected):
+    assert problems(tag, changes) == expected
 
 
 def test_path_of_the_sources(problems, tmp_path):
-    [problem] = problems(changes={"detlite/__init__.py": f"FOLDER = '{tmp_path}'".encode()})
+    [problem] = problems(LINUX, {"detlite/__init__.py": f"FOLDER = '{tmp_path}'".encode()})
     assert problem == f"detlite/__init__.py contains {tmp_path}, a path of this machine"
 
 

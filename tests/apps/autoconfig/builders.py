@@ -15,6 +15,7 @@ MACHINES = {
     "cpu": CPU, "gpu": GPU, "installed": replace(CPU, pretrained=True),
     "poor gpu": replace(GPU, gpu_memory=2_000_000_000), "one core": replace(CPU, cores=1),
     "poor cpu": replace(CPU, memory=2_000_000_000),
+    "schedule free": replace(CPU, schedule_free=True),
 }  # fmt: skip
 
 

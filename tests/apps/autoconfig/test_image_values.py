@@ -11,18 +11,10 @@ from detlite.data.images.reading import read_image
 RNG = np.random.default_rng(0)
 
 
-def save_all(tmp_path, arrays, suffix=".png"):
-    files = [tmp_path / f"{number}{suffix}" for number in range(len(arrays))]
+def save_all(tmp_path, arrays):
+    files = [tmp_path / f"{number}.png" for number in range(len(arrays))]
     for file, array in zip(files, arrays, strict=True):
         Image.fromarray(array).save(file)
-    return files
-
-
-def write_tiffs(tmp_path, arrays):
-    tifffile = pytest.importorskip("tifffile")
-    files = [tmp_path / f"{number}.tif" for number in range(len(arrays))]
-    for file, array in zip(files, arrays, strict=True):
-        tifffile.imwrite(file, array, photometric="minisblack", planarconfig="contig")
     return files
 
 
@@ -53,10 +45,13 @@ def test_a_small_part_of_the_range_becomes_black_to_white(tmp_path):
 
 
 def test_floats_have_one_range_per_channel(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
     scale, offset = np.array([1.0, 50.0, 0.01, 1.0]), np.array([0, 100, -1, 0])
     images = [(RNG.random((60, 80, 4)) * scale + offset).astype(np.float32) for _ in range(2)]
     images[0][3, 3, 1] = np.nan
-    files = write_tiffs(tmp_path, images)
+    files = [tmp_path / "0.tif", tmp_path / "1.tif"]
+    for file, array in zip(files, images, strict=True):
+        tifffile.imwrite(file, array, photometric="minisblack", planarconfig="contig")
     values = measure_values(files, DEFAULT_OPTIONS)
     low, high = np.array(values.options.value_range).reshape(4, 2).T
     assert low == pytest.approx(offset, abs=0.1)
@@ -66,13 +61,10 @@ def test_floats_have_one_range_per_channel(tmp_path):
     assert read_image(files[0], options=values.options).shape == (4, 60, 80)
 
 
-def test_given_options_are_kept(tmp_path):
+def test_given_options_are_kept_and_unreadable_images_skipped(tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    unreadable = [tmp_path / "bad.png", tmp_path / "none.png"]
+    assert measure_values(unreadable, DEFAULT_OPTIONS).options == DEFAULT_OPTIONS
     files = save_all(tmp_path, [RNG.integers(0, 4096, (60, 80)).astype(np.uint16)])
     for options in (ImageOptions(bits=12), ImageOptions(value_range=(0, 1000))):
         assert measure_values(files, options).options == options
-
-
-def test_unreadable_images_are_skipped(tmp_path):
-    (tmp_path / "bad.png").write_bytes(b"no image")
-    values = measure_values([tmp_path / "bad.png", tmp_path / "none.png"], DEFAULT_OPTIONS)
-    assert values.options == DEFAULT_OPTIONS

@@ -8,7 +8,7 @@ import pytest
 
 from detlite.apps.autoconfig.dataset_facts import BASE, DatasetFacts
 from detlite.apps.autoconfig.init_config import config_text, dataset_choices
-from detlite.apps.autoconfig.rules import choose, learning_rate
+from detlite.apps.autoconfig.rules import choose
 from detlite.apps.dataset_formats import Source
 from detlite.config import load_config
 
@@ -27,6 +27,7 @@ PROPOSALS, SAMPLES = "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", "MODEL.ROI_HEADS.BATCH
 DETECTIONS, BATCH = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", "SOLVER.IMS_PER_BATCH"
 FLIP, SKIP = "INPUT.VERTICAL_FLIP_PROB_TRAIN", "DATASETS.ON_BAD_ANNOTATION"
 UNLABELED, WORKERS = "TEST.UNLABELED_IMAGES", "DATALOADER.NUM_WORKERS"
+AVERAGING = {"SOLVER.OPTIMIZER": "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE": "constant"}
 LABELED = {"keypoints": ["nose"], "with_keypoints": 200}
 NO_MASKS = {"MODEL.MASK_ON": False, "SOLVER.BEST_METRIC": "bbox/AP"}
 CASES = {
@@ -77,6 +78,10 @@ CASES = {
         {"MODEL.KEYPOINT_ON": True}, val=LABELED, **LABELED),
     "fewer have keypoints": case(
         {"MODEL.KEYPOINT_ON": False}, val=LABELED, **LABELED | {"with_keypoints": 199}),
+    "optimizer without the package": case(dict.fromkeys(AVERAGING)),
+    "twelve epochs": case(
+        {"SOLVER.MAX_ITER": 12_000, "SOLVER.TEST_PERIOD": 2400, "SOLVER.CHECKPOINTS_KEPT": 1},
+        images=1000),
     "no problems": case(dict.fromkeys((SKIP, "DATASETS.BACKGROUND_IMAGES", UNLABELED))),
     "a large test set is evaluated once": case(
         {"SOLVER.TEST_PERIOD": 0, "SOLVER.BEST_METRIC": "segm/AP", "SOLVER.CHECKPOINT_PERIOD": 320},
@@ -87,6 +92,26 @@ CASES = {
     "slow images, untimed steps": case({WORKERS: 0}, decoding=0.2),
     "slow images, fast steps": case({WORKERS: 1}, decoding=0.2, facts={"step_seconds": 1.0}),
     "slow images, slow steps": case({WORKERS: 0}, decoding=0.2, facts={"step_seconds": 60.0}),
+}  # fmt: skip
+
+
+LEARNING_RATES = [
+    (1, "", 0.0005), (2, "package://lite0", 0.00071), (4, "", 0.001),
+    (16, "package://lite0", 0.001), (64, "timm://x", 0.002),
+    (1, "coco.pth", 0.00025), (4, "coco.pth", 0.0005), (16, "coco.pth", 0.001),
+]  # fmt: skip
+CASES |= {
+    f"learning rate for {size} images and {weight}": case(
+        {"SOLVER.BASE_LR": rate}, fixed={BATCH: size, WEIGHT: weight})
+    for size, weight, rate in LEARNING_RATES
+}  # fmt: skip
+CASES |= {
+    f"optimizer next to {decided}": case(
+        AVERAGING if fits else dict.fromkeys(AVERAGING), machine="schedule free", fixed=decided)
+    for decided, fits in (
+        ({}, True), (AVERAGING, True), ({WEIGHT: "package://lite0"}, True),
+        ({"SOLVER.OPTIMIZER": "AdamW"}, False), ({"SOLVER.LR_SCHEDULE": "cosine"}, False),
+        ({WEIGHT: "coco.pth"}, False))
 }  # fmt: skip
 
 
@@ -153,53 +178,6 @@ def test_statistics_of_tiles():
 
 
 @pytest.mark.parametrize(
-    ("size", "weight", "expected"),
-    [
-        (1, "", 0.0005), (2, "package://lite0", 0.00071), (4, "", 0.001),
-        (16, "package://lite0", 0.001), (64, "timm://x", 0.002),
-        (1, "coco.pth", 0.00025), (4, "coco.pth", 0.0005), (16, "coco.pth", 0.001),
-    ],
-)  # fmt: skip
-def test_learning_rates(size, weight, expected, cpu):
-    facts = DatasetFacts(statistics(), statistics(), cpu)
-    values = {"SOLVER.IMS_PER_BATCH": size, "MODEL.WEIGHT": weight}
-    value, reason = learning_rate(facts, values)
-    assert value == expected
-    assert ("trained detector" in reason) == (weight == "coco.pth")
-
-
-@pytest.mark.parametrize(
-    ("decided", "chosen"),
-    [
-        ({}, True),
-        ({"SOLVER.OPTIMIZER": "ScheduleFreeAdamW"}, True),
-        ({"MODEL.WEIGHT": "package://lite0"}, True),
-        ({"SOLVER.OPTIMIZER": "AdamW"}, False),
-        ({"SOLVER.LR_SCHEDULE": "cosine"}, False),
-        ({"MODEL.WEIGHT": "coco.pth"}, False),
-    ],
-)
-def test_the_optimizer(decided, chosen, cpu):
-    machine = dataclasses.replace(cpu, schedule_free=True)
-    values = {
-        key: one.value for key, one in choices_for(statistics(), machine, None, decided).items()
-    }
-    values |= decided
-    expected = {"SOLVER.OPTIMIZER": "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE": "constant"}
-    for key, value in expected.items():
-        assert values.get(key) == (value if chosen else decided.get(key))
-    assert "SOLVER.OPTIMIZER" not in choices_for(statistics(), cpu, None, decided)
-
-
-def test_the_schedule_counts_epochs(cpu):
-    values = values_for(statistics(images=1000), cpu)
-    epochs = values["SOLVER.MAX_ITER"] * values["SOLVER.IMS_PER_BATCH"] / 1000
-    assert 12 <= epochs < 12.2
-    assert values["SOLVER.TEST_PERIOD"] == -(-values["SOLVER.MAX_ITER"] // 5)
-    assert values["SOLVER.CHECKPOINTS_KEPT"] == 1
-
-
-@pytest.mark.parametrize(
     ("images", "rarest", "threshold"),
     [(40, 20, None), (40, 19, 0.5), (135, 5, 0.44), (3000, 60, None), (3000, 59, 0.02)],
 )
@@ -233,19 +211,15 @@ def test_reasons(cpu):
     assert "on 1 core with" in DatasetFacts(train, None, MACHINES["one core"]).summary
 
 
-def test_chosen_configs_load(cpu, gpu, tmp_path):
+def test_chosen_configs_load(tmp_path):
     sets = {split: Source(tmp_path / f"{split}.json", tmp_path) for split in ("train", "val")}
-    installed = dataclasses.replace(cpu, pretrained=True, schedule_free=True)
-    for number, machine in enumerate((cpu, gpu, installed)):
+    for machine in ("cpu", "gpu", "installed"):
         for train in (statistics(), statistics(categories=90, keypoints=["nose"], masks=0.5)):
-            facts = DatasetFacts(train, train, machine)
+            facts = DatasetFacts(train, train, MACHINES[machine])
             choices = choose(facts, {})
             values = {one.key: one.value for one in choices}
-            file = tmp_path / f"{number}.yaml"
-            file.write_text(
-                config_text([*dataset_choices(sets, ""), *choices], facts.summary, BASE)
-            )
-            cfg = load_config(file)
-            heads, solver = cfg.MODEL.ROI_BOX_HEAD, cfg.SOLVER
-            assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == heads.NUM_CLASSES
-            assert values["SOLVER.MAX_ITER"] == solver.MAX_ITER
+            text = config_text([*dataset_choices(sets, ""), *choices], facts.summary, BASE)
+            (tmp_path / "mine.yaml").write_text(text)
+            cfg = load_config(tmp_path / "mine.yaml")
+            assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+            assert values["SOLVER.MAX_ITER"] == cfg.SOLVER.MAX_ITER

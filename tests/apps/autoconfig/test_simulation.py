@@ -67,23 +67,15 @@ def test_rules_lose_no_category_and_no_size(cpu, gpu, name):
 @pytest.mark.parametrize(
     ("name", "opts", "problem"),
     [
-        (
-            "some are long",
-            ("INPUT.MAX_SIZE_TEST", 4000),
-            r"b: trained at \d+ pixels, but evaluated at \d+",
-        ),
-        (
-            "few in huge images",
-            ("INPUT.MIN_SIZE_TEST", 640),
-            "a: half of the objects have sides below",
-        ),
+        ("some are long", ("INPUT.MAX_SIZE_TEST", 4000), "b: trained at"),
+        ("few in huge images", ("INPUT.MIN_SIZE_TEST", 640), "a: half of the objects have sides"),
         ("huge", ("MODEL.RPN.ANCHOR_SIZES", (16, 20, 24, 28, 32)), "b: only 0% of the objects fit"),
         ("huge", ("INPUT.MIN_AREA", 4000), "a: 2000 of 2000 objects are never trained"),
     ],
 )
 def test_settings_that_lose_objects_are_named(cpu, name, opts, problem):
     facts = DatasetFacts(statistics(DATASETS[name]), None, cpu)
-    assert problem.replace(". pixels", "").split(":")[0] in simulate(chosen(facts, *opts), facts)
+    assert f"\n{problem}" in simulate(chosen(facts, *opts), facts)
 
 
 @pytest.mark.parametrize(("small", "problems"), [(9, 0), (10, 1)])
@@ -95,15 +87,13 @@ def test_a_few_objects_of_a_size_are_no_problem(cpu, small, problems):
     assert sum(line.startswith("below 32 pixels: only 0%") for line in lines) == problems
 
 
-def test_categories_of_the_evaluation_set_only(cpu):
+def test_categories(cpu):
+    """Those of the evaluation set only, and many."""
     train = statistics(DATASETS["one image"])
     val = statistics([(3, 480, 640, [(1, 2, 30, 60, 1)])])
     facts = DatasetFacts(train, val, cpu)
     text = simulate(chosen(facts), facts)
     assert "\nb: no training image shows one, so it is evaluated (6) but not trained" in text
-
-
-def test_many_categories_are_summarized(cpu):
     rows = [(20, 480, 640, [(k, 1 + k, 30, 60, 1) for k in range(20)])]
     facts = DatasetFacts(statistics(rows, [f"c{k}" for k in range(20)]), None, cpu)
     text = simulate(chosen(facts), facts)
