@@ -8,7 +8,6 @@ import torch
 from PIL import Image, ImageDraw
 from pycocotools.cocoeval import COCOeval
 
-from detlite.apps import prediction_writers
 from detlite.apps.prediction_writers import to_pandas, to_supervision
 from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
@@ -60,12 +59,11 @@ def as_rles(prediction):
     return Prediction({**prediction, "masks": masks})
 
 
-def test_areas_of_rles_need_no_bitmaps(prediction, monkeypatch):
+def test_areas_of_masks_and_rles(prediction):
     pytest.importorskip("pandas")
     expected = prediction["masks"].sum(dim=(1, 2)).tolist()
-    assert to_pandas(prediction)["area"].tolist() == expected
-    monkeypatch.delattr(prediction_writers, "to_bitmap")
-    assert to_pandas(as_rles(prediction))["area"].tolist() == expected
+    for one in (prediction, as_rles(prediction)):
+        assert to_pandas(one)["area"].tolist() == expected
 
 
 class TestSupervision:
@@ -92,20 +90,6 @@ class TestSupervision:
         monkeypatch.setitem(sys.modules, "supervision", None)
         with pytest.raises(ConfigError, match=r"pip install 'detlite\[supervision\]'"):
             prediction.to_supervision()
-
-
-def test_coco_results_can_be_imported_by_fiftyone(prediction):
-    """`fiftyone.utils.coco.add_coco_labels` reads these fields of a list of annotations."""
-    results = coco_results(
-        7, prediction["boxes"], prediction["scores"], prediction["category_ids"],
-        prediction["masks"],
-    )  # fmt: skip
-    for row in results.to_coco():
-        assert row.keys() == {"image_id", "category_id", "score", "bbox", "segmentation"}
-        assert row["image_id"] == 7
-        assert len(row["bbox"]) == 4
-        assert row["segmentation"]["size"] == list(SIZE)
-        assert isinstance(row["segmentation"]["counts"], str)
 
 
 @pytest.fixture

@@ -4,12 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from yacs.config import CfgNode
 
 from detlite import ConfigError, build_model
 from detlite.apps.batch_predict.predict_images import load_predictor
-from detlite.apps.export.exported_detector import prepare_export, write_exported
 from detlite.apps.export.exported_program import ProgramDetector
 from detlite.data.images.pixels import ImageOptions
 from detlite.inference.options import InferenceOptions
@@ -29,20 +27,6 @@ def exported(tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatc
     read = lambda _, opts, trust: (tiny_config(*KEYS, *opts), model)  # noqa: E731
     monkeypatch.setitem(READERS._builders, "exported", read)
     return "model.openvino"
-
-
-@pytest.mark.slow
-def test_tiles_of_an_exported_model(tiny_config, tmp_path):
-    cfg = tiny_config(*KEYS)
-    model = build_model(cfg).eval()
-    model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
-    file = tmp_path / "model.pt2"
-    write_exported(file, "pt2", prepare_export(cfg, model), model)
-    image = torch.randint(0, 256, (3, 90, 120), dtype=torch.uint8)
-    plain = load_predictor(str(file), 0.0, ["TEST.TILE", "0"], trust=True)(image)
-    tiled = load_predictor(str(file), 0.0, ["TEST.TILE", "64"], trust=True)(image)
-    assert len(plain["boxes"]) > 0
-    assert not torch.equal(plain["scores"], tiled["scores"][: len(plain["scores"])])
 
 
 @pytest.mark.parametrize(

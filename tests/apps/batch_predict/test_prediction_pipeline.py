@@ -1,6 +1,7 @@
 """Test concurrent detection in a stream of images, with a fake predictor."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from typing import Any
 
@@ -92,9 +93,6 @@ def test_unreadable_images_become_errors_at_their_position(streams):
         "gone.png: the image file does not exist", (1, (8, 8), 0.0), (2, (8, 8), 1.0),
         "lost.png: the image file does not exist",
     ]  # fmt: skip
-    names = [f"{number}.png" for number in range(20)]
-    results = list(predict_stream(predictor, names, finish))
-    assert [str(one).partition(":")[0] for one in results] == names
 
 
 def test_only_a_few_images_are_in_memory():
@@ -153,13 +151,9 @@ def test_two_networks_divide_the_cores():
     torch.set_num_threads(4)
     try:
         predictor: Any = PairPredictor()
-        results = list(predict_stream(predictor, numbered_images(*[(8, 8)] * 6), finish))
-        assert [one[0] for one in results if isinstance(one, tuple)] == list(range(6))
+        list(predict_stream(predictor, numbered_images(*[(8, 8)] * 6), finish))
         assert predictor.threads == [2] * 6
-        later: list[int] = []
-        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        assert [*later, torch.get_num_threads()] == [4, 4]
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(cores)

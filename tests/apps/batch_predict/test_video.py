@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,30 +125,22 @@ def test_rotation_is_applied(tmp_path, degrees, corner):
 
 
 def test_links_in_the_output_folder_are_not_followed(file, tmp_path):
-    (tmp_path / "out/drawn").mkdir(parents=True)
-    (tmp_path / "out/drawn/0001_square.mp4").symlink_to(tmp_path / "other")
+    drawn = tmp_path / "out/drawn/0001_square.mp4"
+    drawn.parent.mkdir(parents=True)
+    drawn.symlink_to(tmp_path / "other")
     predict(file, tmp_path / "out")
     assert not (tmp_path / "other").exists()
-    assert (tmp_path / "out/drawn/0001_square.mp4").is_file()
+    assert drawn.is_file()
 
 
-def test_pixels_keep_their_aspect(tmp_path, monkeypatch):
+def test_names_aspect_of_pixels_and_odd_sides(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    aspect = Fraction(4, 3)
     for name in ("10:30 #%d.mp4", "copy.mp4"):  # FFmpeg reads a word before a colon as a protocol
         with video_writer(Path(name), RATE) as add:
-            add(draw_frame(0), Fraction(0), aspect)
+            add(Image.new("RGB", (33, 21)), Fraction(0), Fraction(4, 3))
         with Video(name) as video:
-            (aspect,) = (frame.aspect for frame in video.frames())
-        assert aspect == Fraction(4, 3)
-
-
-def test_odd_sides_are_cropped(tmp_path):
-    with video_writer(tmp_path / "odd.mp4", Fraction(10)) as add:
-        for number in range(3):
-            add(Image.new("RGB", (33, 21)), Fraction(number, 10))
-    with Video(str(tmp_path / "odd.mp4")) as video:
-        assert [tuple(frame.image.shape) for frame in video.frames()] == [(3, 20, 32)] * 3
+            (frame,) = video.frames()
+        assert (tuple(frame.image.shape), frame.aspect) == ((3, 20, 32), Fraction(4, 3))
 
 
 def test_invalid_videos(tmp_path):
@@ -196,42 +188,32 @@ def test_detections_and_drawn_video(file, tmp_path, batch_size):
 
 
 def test_truncated_video(file, tmp_path):
-    with av.open(str(file)) as whole, av.open(str(tmp_path / "cut.mkv"), "w") as copy:
+    cut = tmp_path / "cut.mkv"
+    with av.open(str(file)) as whole, av.open(str(cut), "w") as copy:
         stream = copy.add_stream_from_template(whole.streams.video[0])
         for packet in whole.demux(video=0):
             if packet.dts is not None:
                 packet.stream = stream
                 copy.mux(packet)
-    content = (tmp_path / "cut.mkv").read_bytes()
-    (tmp_path / "cut.mkv").write_bytes(content[: len(content) * 2 // 3])
-    entries = predict(tmp_path / "cut.mkv", tmp_path / "out", draw="none")
+    os.truncate(cut, cut.stat().st_size * 2 // 3)
+    entries = predict(cut, tmp_path / "out", draw="none")
     assert 0 < sum("objects" in entry for entry in entries) < COUNT
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_frames_before_a_damage_are_written(tmp_path, monkeypatch, threads):
-    class Damaged(Video):
-        rate = Fraction(10)
+def test_frames_before_a_damage_are_written(file, tmp_path, monkeypatch, threads):
+    frames = Video.frames
 
-        def __init__(self, name: str, channels: int = 3) -> None:
-            pass
+    def damaged(video: Video) -> Iterator[Frame]:
+        yield from islice(frames(video), 5)
+        raise DataError("the rest cannot be decoded")
 
-        def frames(self) -> Iterator[Frame]:
-            for number in range(5):
-                image = torch.zeros(3, *SIZE, dtype=torch.uint8)
-                image[:, 8:16, 8:16] = 255
-                yield Frame(number, number / self.rate, image)
-            raise DataError("damaged.mp4: the rest cannot be decoded")
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr("detlite.apps.batch_predict.video.Video", Damaged)
-    *entries, last = predict(Path("damaged.mp4"), tmp_path, draw="none", threads=threads)
+    monkeypatch.setattr(Video, "frames", damaged)
+    *entries, last = predict(file, tmp_path, draw="none", threads=threads)
     assert len(entries) == 5
-    image = {"id": 6, "file_name": "damaged.mp4"}
-    assert last == {"image": image, "problem": "damaged.mp4: the rest cannot be decoded"}
+    image = {"id": 6, "file_name": str(file)}
+    assert last == {"image": image, "problem": "the rest cannot be decoded"}
 
 
 def test_closing_completes_the_drawn_video(file, tmp_path):
@@ -250,7 +232,7 @@ def test_tracked_object(file, tmp_path):
 
 def test_crossing_objects_keep_their_ids():
     pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
-    tracker = build_tracker(30.0)
+    tracker, names = build_tracker(30.0), []
     for number in range(12):
         x = 10.0 * number
         boxes = torch.tensor([[x, 0, x + 40, 40], [110 - x, 60, 150 - x, 100]])
@@ -258,12 +240,9 @@ def test_crossing_objects_keep_their_ids():
         prediction: Any = {
             "boxes": boxes[order], "labels": torch.ones(2), "scores": torch.full((2,), 0.9),
         }  # fmt: skip
-        ids = tracker(prediction)
-        if number == 1:
-            first = dict(zip(order, ids, strict=True))
-            assert set(first.values()) == {1, 2}
-        if number > 1:
-            assert dict(zip(order, ids, strict=True)) == first
+        names.append(dict(zip(order, tracker(prediction), strict=True)))
+    assert set(names[1].values()) == {1, 2}
+    assert all(ids == names[1] for ids in names[2:])
     empty: Any = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}
     assert tracker(empty) == []
 
