@@ -3,7 +3,6 @@
 See `evaluation.coco_results` for COCO results, which FiftyOne and many other tools import.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,8 +53,12 @@ def to_supervision(prediction: Prediction) -> Any:
     data |= {name: values.numpy() for name, values in prediction.extra_fields.items()}
     masks = None
     if "masks" in prediction:
-        bitmap = np.dtype((bool, prediction["size"]))
-        masks = np.fromiter(_bitmaps(prediction), bitmap, len(prediction["masks"]))
+        size = prediction["size"]
+        bitmaps = [
+            to_bitmap(mask, *size) if isinstance(mask, dict) else mask.numpy()
+            for mask in prediction["masks"]
+        ]
+        masks = np.array(bitmaps, bool).reshape(-1, *size)
     return supervision.Detections(
         xyxy=prediction["boxes"].numpy(),
         mask=masks,
@@ -63,12 +66,3 @@ def to_supervision(prediction: Prediction) -> Any:
         class_id=prediction["labels"].numpy() - 1,
         data=data,
     )
-
-
-def _bitmaps(prediction: Mapping[str, Any]) -> Iterator[np.ndarray]:
-    """Yield the mask of each object, bool [H, W]."""
-    for mask in prediction.get("masks", ()):
-        if isinstance(mask, dict):
-            yield to_bitmap(mask, *prediction["size"]).astype(bool)
-        else:
-            yield mask.numpy()

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ET
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_manifests_and_progress(data, tmp_path_factory, bounded):
     def add(count: int) -> None:
         model = ModelInfo([{"id": 1, "name": "x"}])
         run = ResumableRun(folder, {"weights": "model.pth"}, FORMATS.get("results"), model)
-        with run:
+        with closing(run):
             for _ in range(count * (not run.is_done)):
                 run.add(entry)
             if count == 1 and not run.is_done:

@@ -4,6 +4,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from hashlib import sha256
 from itertools import groupby
@@ -66,7 +67,7 @@ def predict(options: Namespace) -> Totals:
     with run_lock(options.output):
         if options.overwrite:
             remove_results(options.output)
-        with ResumableRun(options.output, command, kind, model, not with_videos) as run:
+        with closing(ResumableRun(options.output, command, kind, model, not with_videos)) as run:
             if run.is_done and any(map(is_live, names)):
                 raise ConfigError(
                     f"{options.output} contains the results of an earlier recording: choose "

@@ -55,7 +55,7 @@ class Totals:
 
 
 class ResumableRun:
-    """A run, whose whole state is in its folder, which the caller locks; a context manager.
+    """A run, whose whole state is in its folder, which the caller locks.
 
     Attributes:
         totals: of the entries so far.
@@ -85,6 +85,7 @@ class ResumableRun:
         make_folder(folder)
         done = _check_manifest(folder, command, kind)
         self.is_done, self.totals = done is not None, done or Totals()
+        self._progress: Any = None
         if self.is_done:
             return
         kept = 0
@@ -122,11 +123,9 @@ class ResumableRun:
         """Yield the entries of the images that could be read."""
         return (entry for entry, _ in _read_progress(self.folder) if "problem" not in entry)
 
-    def __enter__(self) -> "ResumableRun":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if hasattr(self, "_progress"):
+    def close(self) -> None:
+        """Close the files."""
+        if self._progress:
             self._progress.close()
 
 
@@ -160,25 +159,20 @@ def _check_manifest(
     folder: Path, command: Mapping[str, Any], kind: type[PredictionWriter]
 ) -> Totals | None:
     """Return the totals of a complete run of the same command; write the manifest of a new one."""
-    manifest = folder / MANIFEST
-    if not manifest.exists():
+    try:
+        content = read_json(folder / MANIFEST)
+        existing = dict(content["command"])
+        done = Totals(**content["done"]) if "done" in content else None
+    except (ValueError, TypeError, KeyError) as error:
         folders = ["images", "labels"] if kind.copies_images else []
-        for name in (*OUTPUTS, *folders):
+        for name in (MANIFEST, *OUTPUTS, *folders):
             if (folder / name).exists():
                 raise ConfigError(
                     f"{folder / name} exists, but not as part of a run that can be continued: "
                     "choose another folder, or add --overwrite"
-                )
+                ) from error
         _write_manifest(folder, {"command": command})
         return None
-    try:
-        content = read_json(manifest)
-        existing = dict(content["command"])
-        done = Totals(**content["done"]) if "done" in content else None
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{manifest}: is not the manifest of a run: choose another folder, or add --overwrite"
-        ) from error
     for name, value in command.items():
         if existing.get(name) != value:
             raise ConfigError(

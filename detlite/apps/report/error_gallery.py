@@ -68,11 +68,8 @@ class ErrorGallery:
 
     def false_positives(self) -> list[ErrorImage]:
         """Draw the highest-scoring false positives of each category."""
-        matches, indices = self._matches, self._false_positives
-        scores = matches.scores
-        selected = []
-        categories = matches.categories[indices]
-        for n in indices[_interleave(categories, -scores[indices], self.max_images)].tolist():
+        matches, scores, selected = self._matches, self._matches.scores, []
+        for n in self._choose(self._false_positives, matches.categories, -scores):
             kind, obj = int(self._errors.types[n]), int(self._errors.objects[n])
             image, category = int(matches.images[n]), self._detection_names[n]
             labeled = f", labeled {self._object_names[obj]}" if kind == CLASSIFICATION else ""
@@ -82,12 +79,10 @@ class ErrorGallery:
 
     def missed_objects(self) -> list[ErrorImage]:
         """Draw the largest objects of each category that have no detection."""
-        matches, indices = self._matches, self._undetected
+        matches, selected = self._matches, []
         areas = np.array([row["area"] for row in matches.rows])
         detections, objects = matches.detections, matches.objects
-        selected = []
-        categories = matches.object_categories[indices]
-        for obj in indices[_interleave(categories, -areas[indices], self.max_images)].tolist():
+        for obj in self._choose(self._undetected, matches.object_categories, -areas):
             pairs = np.flatnonzero((objects == obj) & (matches.overlaps > 0))
             score, nearest = 0.0, "no detection there"
             if len(pairs):
@@ -103,6 +98,13 @@ class ErrorGallery:
                 ErrorImage(self.run.run.name, -1, obj, image, category, "missed", score, text)
             )
         return self._draw(selected)
+
+    def _choose(self, indices: np.ndarray, categories: np.ndarray, keys: np.ndarray) -> list[int]:
+        """Choose `max_images` of the indices, one of each category in turn, by increasing key."""
+        order = indices[np.lexsort((keys[indices], categories[indices]))]
+        ranks = np.arange(len(order)) - np.searchsorted(categories[order], categories[order])
+        chosen = order[np.lexsort((keys[order], ranks))][: self.max_images]
+        return list(chosen[np.argsort(keys[chosen], kind="stable")].tolist())
 
     def examples(self, count: int) -> list[dict[str, Any]]:
         """Draw images with the outcome of all objects, from the best to the worst detected image.
@@ -206,15 +208,3 @@ class ErrorGallery:
         if with_mask and self.analysis.kind == "segm":
             mask = self.run.coco_gt.annToRLE(row)
         return Mark(row["bbox"], text, color, mask)
-
-
-def _interleave(categories: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """Select `count` of N entries, one of each category in turn, in the order of increasing keys.
-
-    Returns the indices of the selected entries, sorted by key.
-    """
-    order = np.lexsort((keys, categories))
-    starts = np.searchsorted(categories[order], categories[order])
-    rank = np.arange(len(order)) - starts
-    chosen = order[np.lexsort((keys[order], rank))][:count]
-    return chosen[np.argsort(keys[chosen], kind="stable")]

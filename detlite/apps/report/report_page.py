@@ -14,7 +14,7 @@ from .error_gallery import ErrorGallery
 from .metric_sections import TemplateData, metric_section
 from .run_table import run_table
 from .runs import TITLES, Run, RunAnalysis, analyze_run
-from .verdict import best_run, comparison, verdict
+from .verdict import comparison, rank, verdict
 
 _MAX_EXAMPLES = 6
 
@@ -78,7 +78,7 @@ def _same_set(first: RunAnalysis, second: RunAnalysis) -> bool:
 
 def _section(prefix: str, analyzed: Sequence[RunAnalysis], examples: int) -> TemplateData:
     comparable = [_same_set(analyzed[0], run) for run in analyzed]
-    best = best_run(list(compress(analyzed, comparable)))
+    best, *_ = ranked = rank(list(compress(analyzed, comparable)))
     sections = []
     for kind in TITLES:
         has_kind = [kind in run.analyses for run in analyzed]
@@ -97,7 +97,7 @@ def _section(prefix: str, analyzed: Sequence[RunAnalysis], examples: int) -> Tem
         "images": len(analyzed[0].dataset),
         "objects": int(analyzed[0].analyses["bbox"].objects.sum()),
         "is_lvis": analyzed[0].dataset.kind == "lvis",
-        "comparison": comparison(best, list(compress(analyzed, comparable))),
+        "comparison": comparison(ranked),
         "best": verdict(best),
         "verdicts": [verdict(run) for run in analyzed],
         "examples": shown,

@@ -56,19 +56,18 @@ def _kind(analyzed: Sequence[RunAnalysis]) -> str:
     return "segm" if all("segm" in run.analyses for run in analyzed) else "bbox"
 
 
-def best_run(analyzed: Sequence[RunAnalysis]) -> RunAnalysis:
-    """Return the run with the highest AP of masks, or of boxes if a run has no masks."""
+def rank(analyzed: Sequence[RunAnalysis]) -> list[RunAnalysis]:
+    """Order runs by decreasing AP of masks, or of boxes if a run has no masks."""
     kind = _kind(analyzed)
-    return max(analyzed, key=lambda run: run.analyses[kind].metrics["AP"] or 0.0)
+    return sorted(analyzed, key=lambda run: -(run.analyses[kind].metrics["AP"] or 0.0))
 
 
-def comparison(best: RunAnalysis, analyzed: Sequence[RunAnalysis]) -> list[str]:
-    """Say for each other run on the same images, the second-best one first, how they differ."""
-    kind = _kind(analyzed)
+def comparison(ranked: Sequence[RunAnalysis]) -> list[str]:
+    """Say for each other run on the same images how much better the first one is."""
+    kind, best = _kind(ranked), ranked[0]
     name, own = best.run.name, best.analyses[kind]
     sentences = []
-    ranked = sorted(analyzed, key=lambda run: -(run.analyses[kind].metrics["AP"] or 0.0))
-    for one in (one for one in ranked if one is not best):
+    for one in ranked[1:]:
         other = one.analyses[kind]
         sampled = [result.bootstrap.metrics()["AP"] for result in (other, own)]
         change = compare(other.metrics["AP"], own.metrics["AP"], *sampled)

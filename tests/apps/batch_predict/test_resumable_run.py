@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def work(run: ResumableRun, limit: int = COUNT) -> list[int]:
     if run.is_done:
         return []
     ids = list(range(run.finished + 1, COUNT + 1))[:limit]
-    with run:
+    with closing(run):
         for image_id in ids:
             run.add(entry(image_id))
         if run.finished < COUNT:

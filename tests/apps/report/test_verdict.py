@@ -10,7 +10,7 @@ from pycocotools.coco import COCO
 from detlite.apps.report.analysis.bootstrap import sample_images
 from detlite.apps.report.analysis.detection_analysis import DetectionAnalysis
 from detlite.apps.report.runs import Run, RunAnalysis
-from detlite.apps.report.verdict import best_run, comparison, verdict
+from detlite.apps.report.verdict import comparison, rank, verdict
 from detlite.config import load_config
 from detlite.evaluation import Results
 from tests.builders import coco_content, coco_detection, coco_object
@@ -98,8 +98,8 @@ def test_the_better_run_is_named_with_the_difference() -> None:
     coco, rows = synthetic_dataset(0, images=40)
     few, all_rows = analyze("few", coco, rows[: len(rows) // 5]), analyze("all", coco, rows)
     same = analyze("same", coco, rows)
-    best = best_run([few, all_rows, same])
-    equal, better = comparison(best, [few, all_rows, same])
+    best, *_ = ranked = rank([few, all_rows, same])
+    equal, better = comparison(ranked)
     points = 100 * (all_rows.analyses["bbox"].metrics["AP"] - few.analyses["bbox"].metrics["AP"])
     assert best is all_rows
     assert better.startswith(f"all is better than few by {points:.1f} points of AP for boxes (+")
