@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from torchvision import tv_tensors
-from torchvision.transforms import v2
 
 from detlite.config import load_config
 from detlite.conventions import CONVENTIONS
@@ -64,24 +62,6 @@ def test_boxes_masks_and_pixels_are_consistent(small_cfg, short_side, flips):
     assert target["boxes"][0, :2].tolist() == [x1, y1]
 
 
-@pytest.mark.parametrize("flips", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
-@pytest.mark.parametrize("short_side", [32, 41, 75, 17])
-def test_run_lengths_equal_bitmaps_of_v2(flips, short_side):
-    """The oracle flips bitmaps with v2 and samples them at the centers of the new pixels."""
-    image, target = scene()
-    bitmaps = torch.rand(2, 32, 48, generator=torch.Generator().manual_seed(0)) > 0.5
-    target["masks"] = PackedMasks.from_bitmaps(bitmaps)
-    transform = DetectionTransform(RandomShortestSize([short_side], 1000), flips)
-    image, target = transform(image, target)
-    flip = v2.Compose([v2.RandomHorizontalFlip(flips[0]), v2.RandomVerticalFlip(flips[1])])
-    expected = flip(tv_tensors.Mask(bitmaps.to(torch.uint8)))
-    height, width = image.shape[1:]
-    rows = (2 * torch.arange(height) + 1) * 32 // (2 * height)
-    columns = (2 * torch.arange(width) + 1) * 48 // (2 * width)
-    expected = expected.as_subclass(torch.Tensor)[:, rows][:, :, columns]
-    assert torch.equal(target["masks"].bitmaps(height, width), expected)
-
-
 @pytest.mark.parametrize(
     ("convention", "size", "dtype"),
     [
@@ -122,19 +102,6 @@ def test_targets_may_be_empty_and_without_masks(small_cfg):
         assert after["boxes"].shape == (0, 4)
         assert "masks" not in after
         assert resized.shape[1] in ((24, 32) if train else (20,))
-
-
-def test_color_jitter_changes_pixels_only(small_cfg):
-    cfg = small_cfg(
-        "INPUT.MIN_SIZE_TRAIN", 32, "INPUT.BRIGHTNESS", 0.4, "INPUT.CONTRAST", 0.4,
-        "INPUT.SATURATION", 0.4, "INPUT.HUE", 0.1, "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.0,
-    )  # fmt: skip
-    _, target = scene()
-    image = torch.randint(0, 256, (3, 32, 48), dtype=torch.uint8)
-    jittered, after = build_transform(cfg, train=True)(image, target)
-    assert jittered.dtype == torch.uint8
-    assert not torch.equal(jittered, image)
-    assert after["masks"] is target["masks"]
 
 
 @pytest.mark.parametrize("key", [("TEST.BBOX_AUG.ENABLED", True), ("TEST.TILE", 20)])
@@ -206,7 +173,15 @@ def test_an_image_read_at_a_reduced_size_has_the_same_target(small_cfg, short_si
     assert torch.equal(*masks)
 
 
-def test_colors_of_other_channels_change_together():
+def test_color_jitter(small_cfg):
+    """Pixels change only, and those of other numbers of channels change together."""
+    colors = ["INPUT.BRIGHTNESS", 0.4, "INPUT.CONTRAST", 0.4, "INPUT.SATURATION", 0.4]
+    cfg = small_cfg("INPUT.MIN_SIZE_TRAIN", 32, *colors, "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.0)
+    target, image = scene()[1], torch.randint(0, 256, (3, 32, 48), dtype=torch.uint8)
+    jittered, after = build_transform(cfg, train=True)(image, target)
+    assert jittered.dtype == torch.uint8
+    assert not torch.equal(jittered, image)
+    assert after["masks"] is target["masks"]
     cfg = load_config(None, ["INPUT.BRIGHTNESS", 0.5, "INPUT.PIXEL_MEAN", [1.0] * 5,
                              "INPUT.PIXEL_STD", [1.0] * 5])  # fmt: skip
     image = torch.full((5, 4, 4), 100, dtype=torch.uint8)
