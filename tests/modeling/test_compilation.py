@@ -19,10 +19,10 @@ from detlite.modeling.compilation import compile_losses, compile_parts, compiler
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training, use_static_shapes
 from detlite.structures.instances import Images
+from tests.builders import tiny_config
 from tests.modeling.family import (
     ALL_SCORES,
     CASCADE,
-    FAMILY,
     assert_same_detections,
     family_batch,
     family_config,
@@ -72,23 +72,23 @@ def assert_same_steps(model: DetectionModel, batches: list[Batch]) -> None:
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-_ALL_HEADS = {
-    **CASCADE,
-    **FAMILY["keypoint"],
-    "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
+# Compiling takes seconds for each layer.
+_ONE_MAP = {
+    "MODEL.BACKBONE.CONV_BODY": "R-50-C5",
     "MODEL.RESNETS.STAGE_WITH_DCN": (False, False, False, True),
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": None,
 }
+_FROZEN = {"MODEL.RESNETS.NORM": "FrozenBN"}
 _CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "all heads": ("mask", _ALL_HEADS),
-    "c4": ("c4", {"MODEL.RESNETS.NORM": "FrozenBN"}),
-    "fast": ("fast", {}),
-    "proposals": ("proposals", {"MODEL.RESNETS.NORM": "BN"}),
-    "retinanet": ("retinanet-torchvision", {"MODEL.RESNETS.NORM": "FrozenBN"}),
+    "all heads": ("keypoint", {**CASCADE, **_FROZEN, **_ONE_MAP}),
+    "c4": ("c4", _FROZEN),
+    "fast": ("fast", _FROZEN),
+    "retinanet": ("retinanet-torchvision", {**_FROZEN, "MODEL.RETINANET.NUM_CONVS": 1}),
 }
 
 
-def shallow_model(case: str, tiny_config: Any) -> DetectionModel:
-    """Build a model with one block per stage, because compiling all blocks takes long."""
+def shallow_model(case: str) -> DetectionModel:
+    """Build a model with one block per stage."""
     name, settings = _CASES[case]
     opts = [item for pair in settings.items() for item in pair]
     model = build_model(family_config(name, tiny_config, *opts, *ALL_SCORES))
@@ -100,24 +100,35 @@ def shallow_model(case: str, tiny_config: Any) -> DetectionModel:
 
 @pytest.mark.slow  # up to half a minute each
 @pytest.mark.parametrize("case", _CASES)
-def test_compiled_steps_equal_eager_ones(tiny_config, make_batch, case):
-    model = shallow_model(case, tiny_config)
-    batches = [make_batch(2, 1), make_batch(0, 4)]
-    images, targets = batches[1]
+def test_compiled_steps_equal_eager_ones(make_batch, case):
+    model = shallow_model(case)
+    images, targets = make_batch(0, 4)
     higher = [target | {"masks": target["masks"].repeat(1, 2, 1)} for target in targets]
-    batches.append(([image.repeat(1, 2, 1) for image in images], higher))
-    torch._dynamo.utils.counters.clear()
+    batches = [make_batch(2, 1), ([image.repeat(1, 2, 1) for image in images], higher)]
+    counters = torch._dynamo.utils.counters
+    counters.clear()
     assert_same_steps(optimize_for_training(model), batches)
-    assert not torch._dynamo.utils.counters["graph_break"]
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_one_compilation_is_for_images_of_all_sizes(make_batch):
+    model = build_model(family_config("proposals", tiny_config)).train()
+    compile_losses(model, "eager")
+    torch._dynamo.utils.counters.clear()
+    for counts in ((2, 1), (0, 3), (4, 4)):
+        images, targets = make_batch(*counts)
+        model([image.repeat(1, 2, 1 + (counts[0] > 2)) for image in images], targets)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "optimized"), [("all heads", False), ("all heads", True), ("c4", True)]
+    ("case", "optimized"), [("all heads", False), ("all heads", True), ("retinanet", True)]
 )
-def test_compiled_inference_equals_eager_inference(tiny_config, case, optimized):
+def test_compiled_inference_equals_eager_inference(case, optimized):
     """Also with other weights, which need no new compilation."""
-    model = shallow_model(case, tiny_config).eval()
+    model = shallow_model(case).eval()
     sides = [((64, 96), (80, 72)), ((96, 128), (64, 64), (128, 96))]
     batches = [[torch.rand(3, *size) for size in sizes] for sizes in sides]
     counters = torch._dynamo.utils.counters
@@ -140,7 +151,7 @@ def test_compiled_inference_equals_eager_inference(tiny_config, case, optimized)
 @pytest.mark.parametrize(
     "name", ["c4", "keypoint", "cascade", "passes", "fast", "extra", "retinanet", "proposals"]
 )
-def test_inference_calls_the_compiled_parts_of_every_model(tiny_config, monkeypatch, name):
+def test_inference_calls_the_compiled_parts_of_every_model(monkeypatch, name):
     called = set()
 
     def compile_function(function: Any, **options: Any) -> Any:
@@ -165,20 +176,7 @@ def test_inference_calls_the_compiled_parts_of_every_model(tiny_config, monkeypa
     assert compiled.backbone is not model.backbone
 
 
-@pytest.mark.slow
-def test_one_compilation_is_for_images_of_all_sizes(tiny_config, make_batch):
-    model = build_model(family_config("proposals", tiny_config)).train()
-    compile_losses(model, "eager")
-    torch._dynamo.utils.counters.clear()
-    for counts in ((2, 1), (0, 3), (4, 4)):
-        images, targets = make_batch(*counts)
-        model([image.repeat(1, 2, 1 + (counts[0] > 2)) for image in images], targets)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
-
-
-def test_the_losses_of_copies_and_without_gradients_are_not_compiled(
-    tiny_config, make_batch, monkeypatch
-):
+def test_the_losses_of_copies_and_without_gradients_are_not_compiled(make_batch, monkeypatch):
     model = build_model(family_config("mask", tiny_config)).train()
     compile_losses(model, "eager")
 
@@ -198,7 +196,7 @@ def test_the_losses_of_copies_and_without_gradients_are_not_compiled(
     assert any(p.grad is not None for p in copied.parameters())
 
 
-def test_a_missing_compiler_is_one_warning(tiny_config, make_batch, monkeypatch, caplog):
+def test_a_missing_compiler_is_one_warning(make_batch, monkeypatch, caplog):
     monkeypatch.setattr(torch, "compile", _broken)
     model = compile_losses(build_model(family_config("mask", tiny_config)).train())
     assert compile_parts(model, PARTS) is model
@@ -237,7 +235,7 @@ class OneWeight(nn.Module):
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_errors_of_the_compiler_name_the_key(tiny_config, gradients):
+def test_errors_of_the_compiler_name_the_key(gradients):
     def fail(graph: Any, inputs: Any) -> Any:
         if len(inputs) > 1:  # not the test of the compiler
             raise RuntimeError("unsupported operator\nlong trace")

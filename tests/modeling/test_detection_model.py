@@ -17,11 +17,6 @@ def test_targets_are_not_modified(tiny_config, make_batch):
         assert all(torch.equal(torch.as_tensor(target[name]), old[name]) for name in old)
 
 
-def test_training_needs_targets(tiny_config, make_batch):
-    with pytest.raises(ValueError, match="training needs targets"):
-        build_model(tiny_config()).train()(make_batch(1)[0])
-
-
 def test_detect_equals_forward_without_pasting(tiny_config, make_batch):
     model = build_model(tiny_config(*ALL_SCORES)).eval()
     images, _ = make_batch(2, 1)
@@ -31,19 +26,6 @@ def test_detect_equals_forward_without_pasting(tiny_config, make_batch):
         assert compact.valid.all()
         for name in ("boxes", "labels", "scores"):
             assert torch.equal(getattr(compact, name), full[name])
-
-
-@pytest.mark.parametrize("bgr255", [False, True])
-def test_float_and_uint8_images_agree(tiny_config, make_batch, bgr255):
-    scale = 255 if bgr255 else 1
-    keys = ("INPUT.TO_BGR255", bgr255, "INPUT.PIXEL_MEAN", [0.4 * scale] * 3,
-            "INPUT.PIXEL_STD", [0.2 * scale] * 3)  # fmt: skip
-    model = build_model(tiny_config(*ALL_SCORES, *keys)).eval()
-    images, _ = make_batch(2, 1)
-    ours, theirs = model(images), model([image / 255 for image in images])
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a["boxes"], b["boxes"], atol=1e-2, rtol=1e-3)
-        torch.testing.assert_close(a["scores"], b["scores"], atol=1e-4, rtol=1e-3)
 
 
 def test_evaluation_mode_computes_gradients_and_detect_none(tiny_config, make_batch):
@@ -99,21 +81,6 @@ def test_a_model_can_be_traced(tiny_config, make_batch, static):
         for own in images:
             for actual, expected in zip(traced(own), Traced(model)(own), strict=True):
                 torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_model_can_be_exported(tiny_config, make_batch):
-    model = build_model(tiny_config(*ALL_SCORES)).eval()
-    image = make_batch(2)[0][0]
-    with pytest.raises(RuntimeError, match=r"needs model\.static_shapes = True"):
-        torch.export.export(model, ([image],))
-    model.static_shapes = True
-    with torch.no_grad():
-        program = torch.export.export(model, ([image],)).module()
-        for own in (image, image.flip(2)):
-            actual, expected = program([own])[0], model([own])[0]
-            for name, value in expected.items():
-                torch.testing.assert_close(actual[name], value, atol=1e-4, rtol=1e-4)
 
 
 def test_functional_gradients_are_refused(tiny_config, make_batch):

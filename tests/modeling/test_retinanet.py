@@ -77,18 +77,6 @@ def test_batch_norm_has_statistics_per_level(norm):
     assert all(conv.bias is None for conv in convs)
 
 
-def test_norms_of_the_towers_train_and_load():
-    for norm in ("BN", "SyncBN", "FrozenBN", "GN", "LN"):
-        model = make("retinanet_normed_bias=True", NORM=norm).train()
-        sum(model(make_images(), truth()).values()).backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None, name
-            assert parameter.grad.isfinite().all(), name
-        assert model.head.cls_tower[0][0].bias is not None
-        again = make("retinanet_normed_bias=True", NORM=norm)
-        again.load_state_dict(model.state_dict())
-
-
 def focal(logit: float, positive: bool, alpha: float, gamma: float) -> float:
     p = 1 / (1 + math.exp(-logit))
     if positive:
@@ -150,35 +138,14 @@ def test_losses_match_a_loop_over_anchors(normalizer, scores_background):
     assert result["loss_box"].item() == pytest.approx(expected[1], rel=1e-4)
 
 
-def test_moving_count_is_saved():
-    model = make("retinanet_loss_normalizer=moving").train()
-    model(make_images(), truth())
-    assert 80 < model.state_dict()["moving_foreground"] < 100
-    assert "moving_foreground" not in make().state_dict()
-
-
-def test_losses_without_gradients_leave_the_moving_count():
+def test_moving_count_is_saved_and_changes_only_with_gradients():
     model = make("retinanet_loss_normalizer=moving").train()
     with torch.no_grad():
         model(make_images(), truth())
     assert model.moving_foreground == model.START
-
-
-def test_model_learns_one_image():
-    torch.manual_seed(0)
-    model = make().train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    images, targets = make_images(), truth()
-    for _ in range(40):
-        losses = model(images, targets)
-        optimizer.zero_grad()
-        sum(losses.values()).backward()
-        optimizer.step()
-    result = model.eval()(images)[0]
-    best = box_ops.iou(targets[0]["boxes"], result["boxes"]) * (
-        targets[0]["labels"][:, None] == result["labels"]
-    )
-    assert (best[:, result["scores"] > 0.3].max(dim=1).values > 0.6).all()
+    model(make_images(), truth())
+    assert 80 < model.state_dict()["moving_foreground"] < 100
+    assert "moving_foreground" not in make().state_dict()
 
 
 def raw_scores(model: RetinaNet) -> RetinaNet:
@@ -216,24 +183,9 @@ def test_candidates_are_the_best_scores_of_each_level():
         assert own.labels.tolist() == [row[2] for row in rows]
 
 
-@pytest.mark.parametrize(("min_size", "empty"), [(-1.0, True), (0.0, False), (5.0, False)])
-@pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-def test_small_detections_are_dropped(min_size, empty, clip):
-    torch.manual_seed(3)
-    model = raw_scores(make(f"retinanet_min_size={min_size}", f"retinanet_clip={clip}"))
-    nn.init.constant_(model.head.bbox_pred.bias, 0)
-    with torch.no_grad():
-        model.head.bbox_pred.bias[0::4] = 30.0  # far to the right
-        model.head.bbox_pred.bias[:8] = 0
-    result = model(make_images())
-    for detections, size in zip(result, SIZES, strict=True):
-        sides = detections["boxes"][:, 2:] - detections["boxes"][:, :2]
-        assert len(sides) > 0
-        assert bool((sides <= 0).any()) == empty
-        assert (sides.min() >= min_size) or empty
-        torch.testing.assert_close(
-            box_ops.clip(detections["boxes"], size, model.convention), detections["boxes"]
-        )
+def test_config_keys_of_postprocessing():
+    post = make("retinanet_min_size=5.0", "retinanet_clip=after-nms", NMS_TH=0.3).postprocess
+    assert (post.min_size, post.clip, post.suppression.iou_thresh) == (5, "after-nms", 0.3)
 
 
 def test_the_background_is_label_0_where_it_is_scored():

@@ -1,6 +1,5 @@
-"""Every model with static shapes: same results, compiled, exported, and without reading values."""
+"""Models with static shapes: padding has no effect, and they can be exported."""
 
-from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from yacs.config import CfgNode
 
 from detlite.modeling.build import build_model
 from detlite.modeling.detection_model import DetectionModel
@@ -16,6 +14,7 @@ from detlite.modeling.optimize_for_training import use_static_shapes
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 from detlite.structures.masks.packed import PackedMasks
+from tests.builders import tiny_config
 from tests.modeling.family import (
     assert_same_detections,
     family_batch,
@@ -23,15 +22,8 @@ from tests.modeling.family import (
     losses_and_gradients,
 )
 
-Case = tuple[DetectionModel, Images, GroundTruth, Proposals | None]
 
-
-def reset_moving_average(model: DetectionModel) -> None:
-    if "moving_foreground" in dict(model.named_buffers()):
-        model.moving_foreground.fill_(model.START)
-
-
-def test_heads_train_on_little_more_than_the_foreground(tiny_config):
+def test_heads_train_on_little_more_than_the_foreground():
     model = build_model(family_config("keypoint", tiny_config)).train()
     use_static_shapes(model)
     seen: dict[str, int] = {}
@@ -59,7 +51,7 @@ def pad_further(truth: GroundTruth, count: int) -> GroundTruth:
     ["mask", pytest.param("c4", marks=pytest.mark.slow), "cascade", "retinanet", "proposals"],
 )
 @pytest.mark.parametrize("counts", [(0, 2), (0, 0)])
-def test_padding_of_ground_truth_has_no_effect(tiny_config, make_batch, name, counts):
+def test_padding_of_ground_truth_has_no_effect(make_batch, name, counts):
     images, targets = make_batch(*counts)
     model = build_model(family_config(name, tiny_config))
     batch, _ = model.prepare(images)
@@ -82,7 +74,7 @@ def test_padding_of_ground_truth_has_no_effect(tiny_config, make_batch, name, co
     ],
     ids=["mask head", "box head", "cascade", "shared stage"],
 )
-def test_padding_is_not_part_of_batch_statistics(tiny_config, name, opts):
+def test_padding_is_not_part_of_batch_statistics(name, opts):
     model = build_model(family_config(name, tiny_config, *opts))
     static = deepcopy(model)
     static.static_shapes = True
@@ -92,45 +84,7 @@ def test_padding_is_not_part_of_batch_statistics(tiny_config, name, opts):
     torch.testing.assert_close(static.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-# ---- compilation and export
-
-
-# Compiling takes seconds, so only models whose code differs.
-_COMPILED = ("proposals", "keypoint", "cascade", "fast", "soft", "retinanet-torchvision")
-
-
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) for name in _COMPILED])
-def static_case(
-    request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]
-) -> Iterator[Case]:
-    model = build_model(family_config(request.param, tiny_config))
-    model.static_shapes = True
-    yield model, *family_batch(model)
-    torch._dynamo.reset()
-
-
-def test_detections_compile_without_graph_breaks(static_case):
-    model, images, _, proposals = static_case
-    model.eval()
-    compiled = torch.compile(model.predict, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        assert_same_detections(model.predict(images, proposals), compiled(images, proposals))
-
-
-# tests/modeling/test_compilation.py compiles the losses of the other models.
-@pytest.mark.parametrize(
-    "static_case", [pytest.param("keypoint", marks=pytest.mark.slow)], indirect=True
-)
-def test_losses_compile_without_graph_breaks(static_case):
-    model, *batch = static_case
-    torch.manual_seed(1)
-    eager = model.losses(*batch)
-    reset_moving_average(model)
-    torch.manual_seed(1)
-    losses = torch.compile(model.losses, fullgraph=True, backend="aot_eager")(*batch)
-    torch.testing.assert_close(losses, eager, rtol=1e-5, atol=1e-6)
-    torch.stack(list(losses.values())).sum().backward()
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+# ---- export
 
 
 class Inference(nn.Module):
@@ -144,24 +98,24 @@ class Inference(nn.Module):
         return self.model.predict(images, proposals)
 
 
-def test_inference_exports(static_case):
-    model, images, _, proposals = static_case
-    model.eval()
-    with torch.no_grad():
-        program = torch.export.export(Inference(model), (images, proposals))
-        expected = model.predict(images, proposals)
-        assert_same_detections(expected, program.module()(images, proposals))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mask", "retinanet"])
-def test_exported_models_accept_other_batches_and_sizes(name, tiny_config):
-    model = build_model(family_config(name, tiny_config)).eval()
+def check_export(model: DetectionModel, *sizes: list[tuple[int, int]]) -> None:
+    """Compare an exported model with the model, for other batches of images."""
     model.static_shapes = True
-    images, _, _ = family_batch(model)
+    images, _, _ = family_batch(model.eval())
     auto = torch.export.Dim.AUTO
     shapes = ([{0: auto, 2: auto, 3: auto}, {0: auto}], None)
     with torch.no_grad():
         program = torch.export.export(Inference(model), (images, None), dynamic_shapes=shapes)
-        others, _ = model.prepare([torch.rand(3, 96, 128), torch.rand(3, 90, 70)] * 2)
-        assert_same_detections(model.predict(others), program.module()(others, None))
+        for batch in sizes:
+            others, _ = model.prepare([torch.rand(3, *size) for size in batch])
+            assert_same_detections(program.module()(others, None), model.predict(others))
+
+
+# Exporting takes seconds, so only models whose code differs.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["keypoint", "cascade", "soft", "retinanet-torchvision"])
+def test_models_export_for_other_batches_and_sizes(name):
+    model = build_model(family_config(name, tiny_config)).eval()
+    with pytest.raises(RuntimeError, match=r"needs model\.static_shapes = True"):
+        torch.export.export(model, ([torch.rand(3, 64, 96)],))
+    check_export(model, [(96, 128), (90, 70)] * 2)

@@ -10,7 +10,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
 from benchmarks.models.torchvision_baseline import (
     comparable_config,
@@ -18,7 +17,6 @@ from benchmarks.models.torchvision_baseline import (
     torchvision_model,
 )
 from detlite.conversion.checkpoint_source import SOURCES
-from detlite.modeling.boxes.sampler import ProposalSampler, Sampler
 from detlite.modeling.build import build_model
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
@@ -136,22 +134,3 @@ def test_training_step_matches_torchvision(models):
     """Sample every anchor and proposal, so that nothing is random."""
     ours, reference = (model.train() for model in models)
     check_step(ours, reference, make_images(), ground_truth())
-
-
-def test_training_step_on_few_samples_matches_torchvision(models, monkeypatch):
-    """Sample few anchors and proposals, the first ones in both models."""
-    ours, reference = (model.train() for model in models)
-    of_heads = ProposalSampler(32, 0.25, ours.sampler.matcher)
-    for part, own in (("rpn", Sampler(64, 0.25)), ("roi_heads", of_heads)):
-        theirs = BalancedPositiveNegativeSampler(own.count, own.positive_fraction)
-        monkeypatch.setattr(getattr(reference, part), "fg_bg_sampler", theirs)
-        monkeypatch.setattr(ours.rpn if part == "rpn" else ours, "sampler", own)
-
-    images, targets = make_images(), ground_truth()
-
-    def falling(shape, device=None):
-        return torch.linspace(1, 0, shape[-1], device=device).expand(shape)
-
-    monkeypatch.setattr(torch, "rand", falling)
-    monkeypatch.setattr(torch, "randperm", lambda count, device=None: torch.arange(count))
-    check_step(ours, reference, images, targets)

@@ -3,9 +3,8 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
-from detlite.modeling.backbone import BACKBONES, BODIES, NECKS, Backbone, build_backbone
+from detlite.modeling.backbone import BODIES, NECKS, Backbone, build_backbone
 from detlite.modeling.build import build_model
-from tests.modeling.family import LOSSES, check_losses
 
 # The leading parts of backbones, as prefixes of their parameters' names.
 PARTS: dict[str, list[tuple[str, ...]]] = {
@@ -129,11 +128,6 @@ def test_invalid_configs(tiny_config, opts, message):
         build_model(tiny_config(*opts))
 
 
-def test_every_named_module_registers_its_backbones():
-    for registry in (BACKBONES, BODIES, NECKS):
-        assert all(callable(registry.get(name)) for name in registry.names())
-
-
 @pytest.mark.parametrize(("dilation", "stride"), [(1, 32), (2, 16)])
 def test_c5_backbone(dilation, stride):
     cfg = load_config(
@@ -148,15 +142,6 @@ def test_c5_backbone(dilation, stride):
         (level,) = model.backbone(torch.zeros(1, 3, 64, 128))
     assert model.backbone.strides == (stride,)
     assert level.shape == (1, 512, 64 // stride, 128 // stride)
-
-
-class _OneMap(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 16, 3, stride=8, padding=1)
-
-    def forward(self, x):
-        return [self.conv(x)]
 
 
 class _TwoMaps(nn.Module):
@@ -195,34 +180,3 @@ def test_bodies_and_necks_combine_by_name(tiny_config, monkeypatch, name, stride
     levels = backbone(torch.zeros(1, 3, 128, 64))
     sizes = [(backbone.out_channels, 128 // stride, -(-64 // stride)) for stride in strides]
     assert [tuple(level.shape[1:]) for level in levels] == sizes
-
-
-@pytest.fixture
-def custom_backbone(monkeypatch):
-    """Register a backbone with one map of stride 8."""
-
-    def build(cfg):
-        return Backbone(_OneMap(), nn.Identity(), 16, strides=(8,), pooled=1)
-
-    monkeypatch.setitem(BACKBONES._builders, "one-map", build)
-    return "one-map"
-
-
-CUSTOM_HEADS = (
-    "MODEL.DEVICE", "cpu", "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPN2MLPFeatureExtractor",
-    "MODEL.ROI_BOX_HEAD.PREDICTOR", "FPNPredictor", "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 8,
-    "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4,
-)  # fmt: skip
-
-
-def test_custom_backbone_trains(custom_backbone, make_batch):
-    cfg = load_config(None, ["MODEL.BACKBONE.CONV_BODY", custom_backbone, *CUSTOM_HEADS])
-    model = build_model(cfg).train()
-    assert model.rpn.anchor_generator.strides == (8,)
-    check_losses(model, model(*make_batch(2, 1)), LOSSES - {"loss_mask"})
-
-
-def test_anchors_of_a_custom_backbone(custom_backbone):
-    sizes = ["MODEL.RPN.ANCHOR_SIZES", (32, 64)]
-    cfg = load_config(None, ["MODEL.BACKBONE.CONV_BODY", custom_backbone, *CUSTOM_HEADS, *sizes])
-    assert build_model(cfg).rpn.anchor_generator.per_cell == [6]  # a single map gets all sizes

@@ -51,14 +51,6 @@ def test_match_equals_a_loop_over_candidates(allow_low_quality, thresholds):
     assert (matched[0] == 2).any() == allow_low_quality
 
 
-def test_candidates_may_differ_between_images():
-    matcher, truth = Matcher(0.5, 0.4), [random_boxes(3), random_boxes(6)]
-    candidates = torch.stack([random_boxes(30), random_boxes(30)])
-    matched = matcher(padded_gt(*truth), candidates)
-    for image in range(2):
-        assert matched[image].tolist() == reference_match(truth[image], candidates[image], matcher)
-
-
 def test_thresholds_include_foreground_and_exclude_background():
     candidates = intervals((0, 6.9), (0, 7), (0, 3), (0, 2.9))
     matched = Matcher(0.7, 0.3)(padded_gt(intervals((0, 10))), candidates)
@@ -79,12 +71,6 @@ def test_without_ground_truth_all_is_background(allow_low_quality, thresholds):
     padding = GroundTruth(torch.zeros(1, 2, 4), torch.zeros(1, 2))
     for truth in (padded_gt(random_boxes(0)), padding):
         assert matcher(truth, random_boxes(3)).tolist() == [[BACKGROUND] * 3]
-
-
-def test_no_candidates():
-    matched = Matcher(0.7, 0.3, True)(padded_gt(random_boxes(2)), random_boxes(0))
-    assert matched.shape == (1, 0)
-    assert matched.dtype == torch.int64
 
 
 def test_padding_has_no_effect():

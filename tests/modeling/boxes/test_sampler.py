@@ -42,12 +42,6 @@ def test_numbers_of_drawn_candidates():
         assert len({*first.tolist(), *rest.tolist()}) == positive + negative
 
 
-def test_max_positives_is_rounded_down():
-    assert [Sampler(n, 0.25).max_positives for n in (512, 7, 3)] == [128, 1, 0]
-    _, valid = Sampler(3, 0.25).draw(shuffled_matches(9, 1, 0)[None])
-    assert valid.sum() == 1
-
-
 def test_drawing_depends_on_the_seed_and_differs_between_images():
     matched, sampler = shuffled_matches(100, 100, 0).repeat(2, 1), Sampler(20, 0.5)
     drawn = []
@@ -124,30 +118,6 @@ def test_foreground_is_first_and_padding_last():
     assert foreground.sum(dim=1).tolist() == [6, 0, 6]
     assert not foreground[:, 6:].any()
     assert (samples.labels.clamp(-1, 1).diff(dim=1) <= 0).all()
-
-
-def test_images_with_few_candidates_are_padded():
-    proposals, truth = scene(1, 1, proposals=(30, 4))
-    samples = ProposalSampler(16, 0.25, Matcher(0.5, 0.5))(proposals, truth, False)
-    assert (samples.labels[0] >= 0).all()
-    assert (samples.labels[1] >= 0).sum() < 6
-    assert (samples.gt_index[samples.labels <= 0] == 0).all()
-
-
-def test_static_and_dynamic_samples_are_the_same():
-    proposals, truth = scene(3, 1, proposals=(30, 12))
-    sampler = ProposalSampler(60, 0.5, Matcher(0.5, 0.5))
-    results = []
-    for static in (False, True):
-        torch.manual_seed(5)
-        results.append(sampler(proposals, truth, static))
-    dynamic, static = results
-    assert static.labels.shape == (2, 60)
-    fullest = int((dynamic.labels >= 0).sum(dim=1).max())
-    assert dynamic.labels.shape[1] == fullest < 60
-    assert (static.labels[:, fullest:] == -1).all()
-    for name in ("boxes", "labels", "gt_index"):
-        assert torch.equal(getattr(static, name)[:, :fullest], getattr(dynamic, name))
 
 
 @pytest.mark.parametrize("objects", [0, 3])

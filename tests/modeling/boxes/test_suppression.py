@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
 
 from detlite.modeling.boxes.suppression import (
     MIN_SCORE,
@@ -165,37 +164,6 @@ def test_images_of_a_batch_are_independent(method, padding):
         assert len(as_list(alone)) > 0
 
 
-@pytest.mark.parametrize("limit", [3, 20, 1000])
-@pytest.mark.parametrize("method", METHODS)
-def test_static_and_dynamic_detections_are_the_same(method, limit):
-    candidates, rule = batch_of(crowd(3), crowd(7)), make_rule(method)
-    static, dynamic = (suppress(candidates, rule, limit, mode) for mode in (True, False))
-    assert static.valid.shape == (2, min(limit, 43))
-    fullest = int(static.valid.sum(dim=1).max())
-    assert dynamic.valid.shape == (2, fullest)
-    assert torch.equal(static.valid[:, :fullest], dynamic.valid)
-    for image in range(2):
-        assert as_list(static, image) == as_list(dynamic, image)
-    assert (static.valid.int().diff(dim=1) <= 0).all()  # padding last
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_inputs_are_not_modified(method):
-    candidates = crowd()
-    before = candidates.map(torch.Tensor.clone)
-    suppress(candidates, make_rule(method), 100, False)
-    for value, original in zip(tree_leaves(before), tree_leaves(candidates), strict=True):
-        assert torch.equal(value, original)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_autocast_has_no_effect(method):
-    candidates, rule = crowd(), make_rule(method)
-    with torch.autocast("cpu", torch.bfloat16):
-        detections = suppress(candidates, rule, 100, False)
-    assert as_list(detections) == as_list(suppress(candidates, rule, 100, False))
-
-
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_no_candidates(method, static):
@@ -210,21 +178,6 @@ def test_no_candidates(method, static):
         assert shapes == {(1, count)}
         assert detections.labels.dtype == torch.int64
     assert suppress(candidates, rule, 0, False).boxes.shape == (1, 0, 4)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_identical_boxes(method):
-    box = torch.tensor([3.0, 4.0, 20.0, 30.0])
-    same = PredictedBoxes(
-        box.expand(1, 7, 4),
-        torch.full((1, 7), 0.5),
-        torch.ones(1, 7, dtype=torch.int64),
-        torch.ones(1, 7, dtype=torch.bool),
-    )
-    detections = suppress(same, make_rule(method), 100, False)
-    torch.testing.assert_close(detections.boxes[0, 0], box)
-    assert detections.scores[0, 0].item() == pytest.approx(0.5)
-    assert detections.valid.sum() == (4 if method == "soft-gaussian" else 1)
 
 
 @pytest.mark.parametrize("method", METHODS)

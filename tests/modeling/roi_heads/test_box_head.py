@@ -148,15 +148,6 @@ def test_nan_predictions_are_dropped():
 
 
 @each_mode
-def test_padding_is_not_predicted(static):
-    head = make_head()
-    few, many = random_boxes(3), random_boxes(40)
-    proposals = [prepare_proposals([few, other], 2) for other in (few, many)]
-    alone, padded = (head.predict([], own, SIZES, static).valid[0].sum() for own in proposals)
-    assert padded == alone > 0
-
-
-@each_mode
 def test_refined_boxes_are_clipped(static):
     head = make_head(agnostic=True)
     boxes = torch.stack([random_boxes(4), random_boxes(4)])

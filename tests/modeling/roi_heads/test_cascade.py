@@ -52,12 +52,6 @@ def test_other_heads_use_the_features_of_the_first_stage(tiny_config, make_batch
     )
 
 
-def test_box_coder_weights_of_the_stages(tiny_config):
-    model = build_model(tiny_config(*OPTS))
-    weights = [tuple(stage.box_coder.weights.tolist()) for stage in model.roi_heads.box.stages]
-    assert weights == [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
-
-
 def test_gradients_of_the_stages_are_averaged_in_the_backbone(tiny_config, make_batch, monkeypatch):
     images, targets = make_batch(2, 1)
     model = build_model(tiny_config(*OPTS))
@@ -147,19 +141,6 @@ def test_later_passes_skip_background(static):
         torch.testing.assert_close(own.boxes, other.boxes)
         torch.testing.assert_close(own.scores, other.scores)
     assert count() < without_skipping
-
-
-def test_passes_scale_the_gradients_of_the_box_head_only(tiny_config, make_batch):
-    images, targets = make_batch(2)
-
-    def gradients_of_masks(passes):
-        torch.manual_seed(0)
-        model = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", passes))
-        model(images, targets)["loss_mask"].backward()
-        return [p.grad for p in model.backbone.parameters() if p.grad is not None]
-
-    for one, two in zip(gradients_of_masks(1), gradients_of_masks(2), strict=True):
-        torch.testing.assert_close(two, one)
 
 
 def test_ious_of_passes(tiny_config):

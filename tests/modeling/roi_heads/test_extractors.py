@@ -8,17 +8,6 @@ from detlite.modeling.build import build_model
 from detlite.modeling.roi_heads.extractors import BOX_EXTRACTORS
 
 
-def test_group_norm_replaces_the_biases(tiny_config):
-    keys = ("MODEL.ROI_BOX_HEAD.NORM", "GN")
-    extractor = build_model(tiny_config(*keys)).roi_heads.box.feature_extractor
-    assert extractor.fc6.bias is None
-    assert extractor.fc7.bias is None
-    assert sum(isinstance(m, nn.GroupNorm) for m in extractor.modules()) == 2
-    plain = build_model(tiny_config()).roi_heads.box.feature_extractor
-    assert plain.fc6.bias is not None
-    assert not any(isinstance(m, nn.GroupNorm) for m in plain.modules())
-
-
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("resolution", [7, 14])
 def test_conv5_extractor_output_shape(tiny_config, dilation, resolution):

@@ -11,11 +11,6 @@ TRUTH = torch.tensor([[4.0, 6, 26, 26], [34, 6, 57, 25]])
 
 each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 C4 = pytest.mark.parametrize("c4", [False, True], ids=["separate", "shared"])
-KEYPOINTS = [
-    "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
-    "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (8,), "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5,
-    "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
-]  # fmt: skip
 
 
 def make_proposals(count: int = 60) -> torch.Tensor:
@@ -93,35 +88,3 @@ def test_masks_belong_to_their_detections(tiny_config, make_batch, c4, static):
         roi = torch.cat([torch.tensor([float(image)]), boxes[image, n]])[None]
         expected = heads.mask.predictor(extractor(features, roi))[0, labels[image, n]].sigmoid()
         torch.testing.assert_close(result.mask_probs[image, n], expected, atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_each_head_adds_its_fields(tiny_config, make_batch):
-    model = build_model(tiny_config(*KEYPOINTS)).eval()
-    assert model.required_targets == ("masks", "keypoints")
-    heads = {"mask": model.roi_heads.mask, "keypoint": model.roi_heads.keypoint}
-    assert model.roi_heads.heads == heads
-    images, _ = make_batch(1)
-    features = model.backbone(model.normalizer(images).pixels)
-    valid = torch.ones(1, 2, dtype=torch.bool)
-    labels, scores = torch.tensor([[1, 2]]), torch.tensor([[0.9, 0.8]])
-    packing, result = RowPacking(valid, False), Detections(TRUTH[None], scores, labels, valid)
-    outputs = model.roi_heads.head_outputs(features, packing, result.boxes, result.labels)
-    assert {name: tuple(output.shape) for name, output in outputs.items()} == {
-        "mask": (2, 28, 28), "keypoint": (2, 5, 56, 56),
-    }  # fmt: skip
-    result = model.roi_heads.with_head_outputs(result, packing, outputs)
-    assert result.mask_probs.shape == (1, 2, 28, 28)
-    assert result.keypoints.shape == (1, 2, 5, 3)
-    assert result.keypoint_scores.shape == (1, 2, 5)
-    for name, values in model.roi_heads.keypoint.fields(outputs["keypoint"], TRUTH).items():
-        assert torch.equal(getattr(result, name)[0], values)
-
-
-def test_detections_without_other_heads_stay_unchanged(tiny_config, make_batch):
-    model = build_model(tiny_config("MODEL.MASK_ON", False)).eval()
-    assert model.required_targets == ()
-    assert not model.roi_heads.shares_features
-    valid = torch.ones(1, 2, dtype=torch.bool)
-    result = Detections(TRUTH[None], torch.rand(1, 2), torch.tensor([[1, 2]]), valid)
-    assert model.roi_heads.add_fields([], result, False) is result

@@ -23,13 +23,6 @@ def test_anchors_by_hand():
     assert anchors.tolist() == first + second
 
 
-def test_area_is_size_squared_and_ratio_is_height_over_width():
-    (anchors,) = AnchorGenerator([(32,)], (0.5, 1.0, 2.0), (4,), DETECTRON2)([(1, 1)])
-    width, height = (anchors[:, 2:] - anchors[:, :2]).unbind(1)
-    torch.testing.assert_close(width * height, torch.full((3,), 32.0**2))
-    torch.testing.assert_close(height / width, torch.tensor([0.5, 1, 2]))
-
-
 def test_levels_match_torchvision():
     # torchvision rounds sides to whole and even numbers.
     sizes, ratios = ((16,), (32,), (64,)), (0.25, 1.0, 4.0)

@@ -1,17 +1,6 @@
 import torch
-from torch.nn import functional as F
 
-from detlite.modeling.rpn.head import SeparableRPNHead, SingleConvRPNHead
-
-
-def test_head_shares_its_layers_between_levels():
-    head = SingleConvRPNHead(in_channels=4, anchors_per_cell=3)
-    maps = [torch.randn(2, 4, 6, 5), torch.randn(2, 4, 3, 3)]
-    logits, deltas = head(maps)
-    assert [x.shape for x in logits] == [(2, 3, 6, 5), (2, 3, 3, 3)]
-    assert [x.shape for x in deltas] == [(2, 12, 6, 5), (2, 12, 3, 3)]
-    assert len(list(head.parameters())) == 6
-    torch.testing.assert_close(logits[0][0], head.cls_logits(F.relu(head.conv(maps[0][:1])))[0])
+from detlite.modeling.rpn.head import SeparableRPNHead
 
 
 def test_separable_rpn_head_shares_its_blocks_between_levels():

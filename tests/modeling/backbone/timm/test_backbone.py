@@ -41,39 +41,6 @@ def test_maps_match_timm(timm, name):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [NAME, "test_resnet", "swin_tiny_patch4_window7_224"])
-def test_images_are_padded_to_the_coarsest_stride(timm, name):
-    maps = TimmBackbone(name, (8, 32)).eval()(torch.randn(1, 3, 45, 70))
-    assert [tuple(m.shape[-2:]) for m in maps] == [(8, 12), (2, 3)]
-
-
-@pytest.mark.slow
-def test_exports_for_any_size(timm):
-    backbone = TimmBackbone("tf_efficientnet_lite0", (4, 8, 16, 32)).eval()
-    free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
-    graph = torch.export.export(
-        backbone, (torch.randn(2, 3, 64, 96),), dynamic_shapes=free
-    ).module()
-    x = torch.randn(2, 3, 128, 64)
-    with torch.no_grad():
-        for ours, theirs in zip(graph(x), backbone(x), strict=True):
-            torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("name", "first", "count"),
-    [(NAME, "stem", 5), ("test_resnet", "conv1", 5)],
-)
-def test_layers_are_timms_stages(timm, name, first, count):
-    backbone = TimmBackbone(name, (4, 8, 16, 32), freeze_at=0)
-    layers = backbone.layers()
-    names = {parameter: path for path, parameter in backbone.net.named_parameters()}
-    result = [[names[parameter] for parameter in layer] for layer in layers]
-    assert any(path.startswith(first) for path in result[0])
-    assert sorted(path for layer in result for path in layer) == sorted(names.values())
-    assert len(result) == count
-
-
 def test_frozen_batch_norm_keeps_its_activation(timm):
     plain = TimmBackbone("test_efficientnet", (8, 16)).eval()
     backbone = TimmBackbone("test_efficientnet", (8, 16), frozen_norm=True).train()
@@ -83,16 +50,6 @@ def test_frozen_batch_norm_keeps_its_activation(timm):
     for ours, theirs in zip(backbone(x), plain(x), strict=True):
         torch.testing.assert_close(ours, theirs)
     assert any(p.requires_grad for p in backbone.parameters())
-
-
-def test_pyramid_levels(timm, tiny_config):
-    load_config(None, ["MODEL.BACKBONE.CONV_BODY", "timm/test_vit-SFP",
-                       "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])  # fmt: skip
-    pyramid = ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN"]
-    assert build_model(tiny_config(*pyramid)).backbone.strides == (4, 8, 16, 32, 64)
-    load_config(None, [*pyramid, "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])
-    with pytest.raises(ConfigError, match=r"USE_FPN is False, but .* implies"):
-        load_config(None, [*pyramid, "MODEL.RPN.USE_FPN", False])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -152,10 +109,8 @@ def test_images_are_padded_to_windows(timm, name, multiple):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["test_coatnet", "gcvit_xxtiny", "hiera_tiny_224", "coat_tiny", "mvitv2_tiny",
-             pytest.param("efficientformerv2_s0", marks=pytest.mark.slow),
-             pytest.param("inception_v3", marks=pytest.mark.slow)],
-)  # fmt: skip
+    "name", ["test_coatnet", "hiera_tiny_224", "mvitv2_tiny", "efficientformerv2_s0"]
+)
 def test_models_of_fixed_sizes_are_refused_when_built(timm, name):
     with pytest.raises(
         ValueError, match=rf"timm's {name} does not support images of any size"
@@ -170,7 +125,7 @@ SMALL = ("test_", "atto", "femto", "pico", "nano", "xxs", "xxtiny", "tiny", "xs"
 
 
 def small_model_of_each_family(timm) -> list[str]:
-    """Return a small model of each of timm's modules that has one below 100 million parameters."""
+    """Return a small model of each of timm's modules that has one below 30 million parameters."""
     families: dict[str, list[str]] = {}
     for name in timm.list_models():
         families.setdefault(timm.models._registry._model_to_module[name], []).append(name)
@@ -186,7 +141,7 @@ def small_model_of_each_family(timm) -> list[str]:
                 net = timm.create_model(name, num_classes=0)
             except Exception:  # some cannot be created without memory
                 continue
-        if sum(parameter.numel() for parameter in net.parameters()) < 100e6:
+        if sum(parameter.numel() for parameter in net.parameters()) < 30e6:
             smallest.append(name)
     return smallest
 
@@ -206,11 +161,11 @@ def test_every_family_computes_maps_and_gradients_or_is_refused(timm):
                     break  # with no ending
                 continue
             backbone.to(memory_format=torch.channels_last)
-            x = torch.rand(2, 3, 96, 104).contiguous(memory_format=torch.channels_last)
+            x = torch.rand(2, 3, 48, 72).contiguous(memory_format=torch.channels_last)
             maps = backbone(x)
             for stride, level in zip(backbone.strides, maps, strict=True):
-                assert level.shape[2] >= -(-96 // stride), name
-                assert level.shape[3] >= -(-104 // stride), name
+                assert level.shape[2] >= -(-48 // stride), name
+                assert level.shape[3] >= -(-72 // stride), name
             sum(level.square().mean() for level in maps).backward()
             assert any(parameter.grad is not None for parameter in backbone.parameters()), name
             built.append(name)

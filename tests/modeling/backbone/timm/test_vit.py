@@ -1,14 +1,10 @@
-from copy import deepcopy
-
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from detlite import optimize
 from detlite.modeling.backbone.timm.vit import TimmViT
 from detlite.modeling.backbone.vit import ViTOptions
-from detlite.modeling.build import build_model
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
@@ -65,10 +61,10 @@ def test_windows_are_independent(name):
     backbone.net.blocks = backbone.net.blocks[:1]
     backbone.windows = backbone.windows[:1]
     (before,), (after,) = backbone(x), backbone(changed)
-    assert torch.equal(before[:, :, :4], after[:, :, :4])
-    assert not torch.equal(before[:, :, 4:], after[:, :, 4:])
+    torch.testing.assert_close(before[:, :, :4], after[:, :, :4])
+    assert not torch.allclose(before[:, :, 4:], after[:, :, 4:])
     backbone.windows = [0]
-    assert not torch.equal(backbone(x)[0][:, :, :4], backbone(changed)[0][:, :, :4])
+    assert not torch.allclose(backbone(x)[0][:, :, :4], backbone(changed)[0][:, :, :4])
 
 
 @torch.no_grad()
@@ -85,31 +81,6 @@ def test_windows_attend_to_their_patches_and_prefix_tokens():
     torch.testing.assert_close(backbone(x)[0], reference, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [NAME, ROPE])
-def test_images_are_padded_to_two_patches(name):
-    backbone = TimmViT(name, ViTOptions(window=3)).eval()
-    assert backbone(torch.randn(1, 3, 45, 70))[0].shape == (1, *backbone.channels, 4, 6)
-
-
-@pytest.mark.parametrize("name", [NAME, "test_vit2", ROPE])
-def test_layers_are_the_embedding_and_the_blocks(name):
-    backbone = TimmViT(name, ViTOptions())
-    names = {parameter: path for path, parameter in backbone.net.named_parameters()}
-    result = [[names[parameter] for parameter in layer] for layer in backbone.layers()]
-    assert sorted(path for layer in result for path in layer) == sorted(names.values())
-    assert len(result) == 1 + len(backbone.net.blocks)
-    for number, layer in enumerate(result[1:]):
-        assert all(path.startswith((f"blocks.{number}.", "norm.")) for path in layer)
-    assert (name == "test_vit2") != ("norm.weight" in result[-1])  # where it belongs to the head
-    assert any(path.startswith("patch_embed") for path in result[0])
-
-
-def test_frozen_blocks_drop_nothing():
-    backbone = TimmViT(NAME, ViTOptions(freeze_at=3, drop_path=0.5)).train()
-    drops = [isinstance(block.drop_path2, nn.Identity) for block in backbone.net.blocks]
-    assert drops == [True] * 3 + [False] * 3
-
-
 def test_drop_path_skips_branches_per_image():
     backbone = lively(TimmViT(NAME, ViTOptions(drop_path=0.9999, window=2, global_blocks=1)))
     backbone.net.blocks, backbone.windows = backbone.net.blocks[-1:], [2]
@@ -120,35 +91,6 @@ def test_drop_path_skips_branches_per_image():
         embedded = backbone.net.norm(backbone.net._pos_embed(backbone.net.patch_embed(x)))[:, 1:]
     torch.testing.assert_close(dropped, embedded.transpose(1, 2).unflatten(2, (4, 4)))
     assert not torch.allclose(evaluated, dropped)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [NAME, ROPE])
-def test_exports_for_any_size(name):
-    backbone = lively(TimmViT(name, ViTOptions(window=3, global_blocks=2)))
-    auto = torch.export.Dim.AUTO
-    free = ({0: auto, 2: auto, 3: auto},)
-    graph = torch.export.export(
-        backbone, (torch.randn(2, 3, 64, 96),), dynamic_shapes=free
-    ).module()
-    with torch.no_grad():
-        for shape in ((1, 3, 160, 64), (3, 3, 90, 130)):
-            x = torch.randn(shape)
-            torch.testing.assert_close(graph(x), backbone(x), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [NAME, ROPE])
-def test_backbones_compile(name):
-    backbone = TimmViT(name, ViTOptions(window=3, drop_path=0.1)).train()
-    compiled = torch.compile(backbone, fullgraph=True, backend="aot_eager")
-    x = torch.randn(2, 3, 96, 64)
-    torch.testing.assert_close(
-        compiled.eval()(x), deepcopy(backbone).eval()(x), rtol=1e-4, atol=1e-4
-    )
-    compiled.train()(x)[0].sum().backward()
-    assert all(parameter.grad is not None for parameter in backbone.parameters())
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", [NAME, ROPE, MIXED])
@@ -164,19 +106,3 @@ def test_everything_is_computed_on_the_device(name):
         (result,) = backbone(torch.randn(2, 3, 96, 64, device="cuda"))
         assert result.device.type == "cuda"
         assert result.shape == (2, *backbone.channels, 6, 4)
-
-
-def test_optimized_backbone_is_the_same(tiny_config):
-    model = build_model(
-        tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-SFP", "MODEL.VIT.WINDOW", 3)
-    ).eval()
-    assert model.backbone.strides == (4, 8, 16, 32, 64)
-    assert model.backbone.body.windows == [0, 3, 0, 0, 3, 0]
-    x = torch.randn(1, 3, 96, 64)
-    with torch.no_grad():
-        reference = model.backbone(x)
-        for level, expected in zip(optimize(model, "float32").backbone(x), reference, strict=True):
-            assert torch.equal(level, expected)
-        for level, expected in zip(optimize(model, "bfloat16").backbone(x), reference, strict=True):
-            assert level.dtype == torch.bfloat16
-            assert (level.float() - expected).norm() < 0.03 * expected.norm()
