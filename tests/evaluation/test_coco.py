@@ -232,8 +232,8 @@ class TestInvalidInput:
         [
             ({"image_id": 9}, "image_id 9 is not in 'images'"),
             ({"category_id": 4}, "category_id 4 is not in 'categories'"),
-            ({"segmentation": None}, "segmentation is missing"),
-            ({"segmentation": encode_bitmap(np.ones((20, 10)))}, r"size \[20, 10\]"),
+            ({"segmentation": None}, "segmentation None has no mask"),
+            ({"segmentation": encode_bitmap(np.ones((20, 10)))}, r"another size"),
             ({"segmentation": {"size": [100, 200], "counts": "PPPPPPPPP"}}, "RLE counts"),
         ],
     )

@@ -148,8 +148,7 @@ class Judge:
             lambda x: NO_ID if (k := category_ids.number(x)) is None else k
         )
         self._sizes = np.array([*images.sizes, (0, 0)], np.float64)[:, ::-1]
-        ids = {row["id"] for row in categories}
-        self._range = min(ids), max(ids)
+        self._facts = [row["id"] for row in categories], points
         self._boxes = self._like_corners = self._misplaced = 0
         self._first_misplaced = ""
         self._compared, self._quads, self._different = 0, 0, list[str]()
@@ -299,24 +298,16 @@ class Judge:
                 named = bool(self._points) or key != "keypoints"
                 if named and not flags[n] & rules.FIELDS.get(key, 0):
                     self.findings.add(*note, block.where(n, key))
-            for flag in rules.FLAGS:
+            for flag in rules.FLAGS if flags[n] >= Flag.UNKNOWN_IMAGE else ():
                 if flags[n] & flag:
-                    problems[int(flag)] = text = self._problem(block, n, row, flag)
+                    code = int(block.codes[flag][n]) if flag in block.codes else 1
+                    height, width = block.mask(n)[1:]
+                    text = rules.problem_text(row, flag, code, height, width, *self._facts)
+                    problems[int(flag)] = text
                     self.examples.setdefault(flag, f"{block.where(n)}: {text}")
             stored = odd.stored if odd else row
             texts[n] = json.dumps(stored | {PROBLEM_KEY: problems} if problems else stored).encode()
         return texts
-
-    def _problem(self, block: _Block, n: int, row: Row, flag: Flag) -> str:
-        """Describe what is wrong with an annotation."""
-        width, height = block.limits[n].astype(int)
-        first, last, hint = *self._range, ""
-        if (row.get("category_id"), first) in ((0, 1), (last + 1, 0)):
-            hint = f". Were they counted from {1 - first}?"
-        return rules.problem_text(
-            row, flag, int(block.codes[flag][n]) if flag in block.codes else 1,
-            height=height, width=width, first=first, last=last, hint=hint, points=self._points,
-        )  # fmt: skip
 
     def finish(self) -> None:
         """Raise DataError if most boxes are outside their images, or all look like corners.

@@ -74,14 +74,26 @@ FLAGS = tuple(_PROBLEMS)
 FIELDS = {field: flag for flag, (field, _) in _PROBLEMS.items() if flag != Flag.NO_MASK}
 
 
-def problem_text(row: Row, flag: Flag, code: int, **facts: object) -> str:
+def problem_text(
+    row: Row,
+    flag: Flag,
+    code: int,
+    height: int,
+    width: int,
+    categories: Sequence[int] = (0,),
+    points: int = 0,
+) -> str:
     """Describe the problem of an annotation `row`: the broken rule `code` of a flag.
 
-    The `facts` are the `height` and `width` of its image, and for categories and keypoints what the
-    file has.
+    Its image has this size, and the file has categories with these ids and a number of keypoints.
     """
     field, texts = _PROBLEMS[flag]
-    return f"{field} {short_repr(row.get(field))} {texts[code - 1].format(**facts)}"
+    written, first, last, hint = row.get(field), min(categories), max(categories), ""
+    if (written, first) in ((0, 1), (last + 1, 0)):
+        hint = f". Were they counted from {1 - first}?"
+    facts = {"first": first, "last": last, "hint": hint, "points": points}
+    text = texts[code - 1].format(height=height, width=width, **facts)
+    return f"{field} {short_repr(written)} {text}"
 
 
 def judge_boxes(boxes: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ def read_box(value: Any, height: int, width: int) -> Reading:
     box, limits = np.array([odd.entry.bbox], np.float64), np.array([[width, height]], np.float64)
     codes, judged, far = rules.judge_boxes(box, limits)
     if codes[0]:
-        problem = rules.problem_text(odd.row, Flag.BAD_BOX, codes[0], height=height, width=width)
+        problem = rules.problem_text(odd.row, Flag.BAD_BOX, codes[0], height, width)
         return Reading(None, problem)
     return Reading(judged[0].tolist(), note=CLIPPED if far[0] else odd.notes.get("bbox"))
 
@@ -41,9 +41,7 @@ def read_segmentation(value: Any, height: int, width: int, may_be_empty: bool = 
     codes, _, parts = rules.judge_masks([odd.entry], limits)
     if codes[0] and not (may_be_empty and codes[0] == rules.EMPTY):
         flag = Flag.BAD_MASK if codes[0] > 0 else Flag.NO_MASK
-        return Reading(
-            None, rules.problem_text(odd.row, flag, max(codes[0], 1), height=height, width=width)
-        )
+        return Reading(None, rules.problem_text(odd.row, flag, max(codes[0], 1), height, width))
     if parts[0]:
         return Reading(rules.valid_polygons(odd.entry, limits[0]), note=PARTS)
     return Reading(segmentation_of(odd.entry), note=odd.notes.get("segmentation"))

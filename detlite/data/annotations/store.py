@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -180,7 +180,10 @@ def write_table(
     categories, category_ids = read_categories(file, rows, nameless, findings)
     names = keypoint_names(sorted(categories, key=lambda row: row["id"]))
     if nameless and not names:
-        names = _numbered_keypoints(texts["annotations"])
+        rows = (json.loads(bytes(text)) for text in texts["annotations"])
+        points = (row.get("keypoints") for row in rows if isinstance(row, dict))
+        first = next((one for one in points if isinstance(one, list) and one), [])
+        names = [str(number) for number in range(1, len(first) // 3 + 1)]
         categories = [{**row, "keypoints": names} for row in categories] if names else categories
     judge = Judge(file, images, categories, category_ids, len(names), findings, nameless)
     judged = np.zeros(len(texts["annotations"]), JUDGED)
@@ -236,16 +239,6 @@ def write_table(
 
 def _rows(file: object, texts: dict[str, list[Any]], key: str) -> Iterator[Row]:
     return (parse_row(file, key, n, text) for n, text in enumerate(texts[key]))
-
-
-def _numbered_keypoints(texts: Iterable[Any]) -> list[str]:
-    """Return names "1", "2", ... for the keypoints of the first annotation that has any."""
-    for text in texts:
-        row = json.loads(bytes(text))
-        points = row.get("keypoints") if isinstance(row, dict) else None
-        if isinstance(points, list) and points:
-            return [*map(str, range(1, len(points) // 3 + 1))]
-    return []
 
 
 def _write_texts(stream: IO[bytes], texts: list[Any]) -> np.ndarray:

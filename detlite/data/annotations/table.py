@@ -23,7 +23,7 @@ from detlite.files.errors import DataError
 from detlite.structures.keypoints import keypoint_names
 
 from .heads import set_file_name
-from .ids import WRITTEN_ID, Ids
+from .ids import WRITTEN_ID
 from .judge import PROBLEM_KEY, annotation_name
 from .selection import Flag, Selection, located
 
@@ -127,18 +127,8 @@ class AnnotationTable:
         return self.column("image_ids")
 
     @property
-    def ids_of_images(self) -> Ids:
-        """The ids of the images in any notation."""
-        return Ids.of_entries(self.images(np.arange(len(self))))
-
-    @property
     def keypoint_names(self) -> list[str]:
         return keypoint_names(sorted(self.content["categories"], key=lambda row: row["id"]))
-
-    @property
-    def is_complete(self) -> bool:
-        """True if all images can be used and have a size."""
-        return not self.facts["image_problems"] and bool((self.sizes > 0).all())
 
     def image(self, number: int) -> dict[str, Any]:
         """Return the entry of an image; it has a `file_name`."""

@@ -64,7 +64,8 @@ def read_coco_gt(
     )
     try:
         table = read()
-        nameless = not table.is_complete or (options.keypoints and not table.keypoint_names)
+        nameless = bool(table.facts["image_problems"]) or not (table.sizes > 0).all()
+        nameless |= options.keypoints and not table.keypoint_names
     except DataError:
         nameless = True
     table = read(nameless=True) if nameless else table

@@ -44,7 +44,7 @@ def build_proposals(cfg: CfgNode, dataset: CocoDataset, phase: str) -> list[Tens
     location = parse_location(paths[names.index(dataset.name)], parse_location(cfg.DATASETS.ROOT))
     limit = cfg.DATASETS[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"]
     with local_copy(location) as file:
-        ids = dataset.table.ids_of_images
+        ids = Ids.of_entries(dataset.table.images(np.arange(len(dataset.table))))
         return load_proposals(file, dataset.image_ids, dataset.sizes, limit, location.name, ids)
 
 
