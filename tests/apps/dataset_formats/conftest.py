@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+Write = Callable[..., Path]
+
 
 @pytest.fixture
-def image() -> Callable[..., Path]:
+def image() -> Write:
     """Return `image(path, height, width)`, which writes a noisy image and its folders."""
 
     def write(path: Path, height: int = 40, width: int = 60) -> Path:
@@ -23,7 +25,7 @@ def image() -> Callable[..., Path]:
 
 
 @pytest.fixture
-def text() -> Callable[[Path, str], Path]:
+def text() -> Write:
     """Return `text(path, content)`, which writes a file and its folders."""
 
     def write(path: Path, content: str) -> Path:
@@ -35,9 +37,28 @@ def text() -> Callable[[Path, str], Path]:
 
 
 @pytest.fixture
-def yolo_folder(
-    tmp_path: Path, image: Callable[..., Path], text: Callable[[Path, str], Path]
-) -> Path:
+def folder(tmp_path: Path, image: Write, text: Write) -> Write:
+    """Return `folder(files)`, which writes files, and returns their folder, `tmp_path`.
+
+    The content of each is a text, the pixels of an image, or None for a noisy image of 60 x 40.
+    """
+
+    def write(files: dict[str, str | np.ndarray | None]) -> Path:
+        for name, content in files.items():
+            if content is None:
+                image(tmp_path / name)
+            elif isinstance(content, str):
+                text(tmp_path / name, content)
+            else:
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(content).save(tmp_path / name)
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def yolo_folder(tmp_path: Path, image: Write, text: Write) -> Path:
     """Write a YOLO dataset of ten images of a cat."""
     for number in range(10):
         image(tmp_path / f"set/images/{number}.jpg")

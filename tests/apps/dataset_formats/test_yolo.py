@@ -17,17 +17,19 @@ from detlite.files.errors import DataError
 from tests.apps.dataset_formats.reading import check_refused, read_set
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
+BOX = "0 0.5 0.5 1 1\n"
+SPLIT = {"train": ["a", "b"], "val": ["c"]}
 
 
 @pytest.fixture
-def yolo(tmp_path, image, text):
+def yolo(tmp_path, folder):
     """Write two images for training, one without objects, and one for evaluation."""
-    for name in ("train/b", "train/a", "val/c"):
-        image(tmp_path / f"images/{name}.jpg")
-    text(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.5 0.25\n\n0 0 0 0.5 0 0.5 0.5 0 0.5\n")
-    text(tmp_path / "labels/val/c.txt", "0 0.1 0.1 0.2 0.2\n")
-    text(tmp_path / "data.yaml", YAML.format(path=tmp_path))
-    return tmp_path
+    return folder({
+        **{f"images/{name}.jpg": None for name in ("train/b", "train/a", "val/c")},
+        "labels/train/a.txt": "1 0.5 0.5 0.5 0.25\n\n0 0 0 0.5 0 0.5 0.5 0 0.5\n",
+        "labels/val/c.txt": "0 0.1 0.1 0.2 0.2\n",
+        "data.yaml": YAML.format(path=tmp_path),
+    })  # fmt: skip
 
 
 def read(folder):
@@ -36,37 +38,32 @@ def read(folder):
     return sets
 
 
+def stems(sets):
+    return {split: sorted(image.file.stem for image in one.images) for split, one in sets.items()}
+
+
 def test_boxes_and_polygons(yolo):
     sets = read(yolo)
-    assert list(sets) == ["train", "val"]
+    assert stems(sets) == SPLIT
     content = to_coco(sets["train"])
     assert [row["file_name"] for row in content["images"]] == ["a.jpg", "b.jpg"]
     assert (content["images"][0]["height"], content["images"][0]["width"]) == (40, 60)
     assert content["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     box, polygon = content["annotations"]
-    assert box["bbox"] == [15, 15, 30, 10]
-    assert (box["id"], box["image_id"], box["category_id"], box["area"]) == (1, 1, 2, 300)
-    assert "segmentation" not in box
+    assert box == {"id": 1, "category_id": 2, "image_id": 1, "bbox": [15, 15, 30, 10],
+                   "iscrowd": 0, "area": 300}  # fmt: skip
     assert polygon["segmentation"] == [[0, 0, 30, 0, 30, 20, 0, 20]]
-    assert polygon["bbox"] == [0, 0, 30, 20]
-    assert polygon["area"] == 600
+    assert (polygon["bbox"], polygon["area"]) == ([0, 0, 30, 20], 600)
 
 
-def test_names_as_a_mapping_and_lists_of_images(yolo, text):
-    text(yolo / "some.txt", "images/train/a.jpg\n./images/val/c.jpg\n")
-    text(yolo / "data.yaml", "train: [some.txt, ../images/train]\nnames: {0: no, 1: 007}\n")
+def test_names_as_a_mapping_and_lists_of_images(yolo, folder):
+    folder({
+        "some.txt": "images/train/a.jpg\n./images/val/c.jpg\n",
+        "data.yaml": "train: [some.txt, ../images/train]\nnames: {0: no, 1: 007}\n",
+    })  # fmt: skip
     (dataset,) = read(yolo).values()
     assert dataset.categories == ["no", "007"]  # not False and 7
     assert [image.file.name for image in dataset.images] == ["a.jpg", "c.jpg", "b.jpg"]  # each once
-
-
-def test_labels_next_to_images_and_classes_txt(tmp_path, image, text):
-    image(tmp_path / "x.png", 10, 20)
-    text(tmp_path / "x.txt", "0 0.5 0.5 1 1\n")
-    text(tmp_path / "classes.txt", "worm\n")
-    content = to_coco(read(tmp_path)["train"])
-    assert content["annotations"][0]["bbox"] == [0, 0, 20, 10]
-    assert content["categories"] == [{"id": 1, "name": "worm"}]
 
 
 @pytest.mark.parametrize(
@@ -114,97 +111,84 @@ def test_invalid_yaml(yolo, text, content, problem):
     check_refused(yolo, re.escape(problem).replace(r"\.\*", ".*"), file)
 
 
-def test_no_text_files(yolo):
+def test_unusable_images(yolo):
+    (yolo / "images/train/a.jpg").write_bytes(b"not an image")
+    check_refused(yolo, r"a\.jpg: the image is damaged")
     (yolo / "labels/train/a.txt").unlink()
     check_refused(yolo, r"none of 2 images has a text file .*a\.txt for .*a\.jpg")
 
 
-def test_damaged_image(yolo):
-    (yolo / "images/train/a.jpg").write_bytes(b"not an image")
-    check_refused(yolo, r"a\.jpg: the image is damaged")
-
-
-def test_images_of_another_format_are_not_background(tmp_path, image, text):
-    for name in "ab":
-        image(tmp_path / f"{name}.jpg")
-    text(tmp_path / "a.txt", "0 0.5 0.5 1 1\n")
-    text(tmp_path / "classes.txt", "worm\n")
-    text(tmp_path / "b.xml", "<annotation/>")
+def test_images_of_another_format_are_not_background(folder, tmp_path):
+    folder({"a.jpg": None, "b.jpg": None, "a.txt": BOX, "classes.txt": "worm\n", "b.xml": "<a/>"})
     check_refused(tmp_path, r"b\.xml: the labels of other images are text files")
     assert len(read_set(tmp_path, skip_bad=True).images) == 1
 
 
-def test_capitalized_folders(tmp_path, image, text):
-    image(tmp_path / "Images/a.jpg")
-    text(tmp_path / "Labels/a.txt", "0 0.5 0.5 1 1\n")
-    text(tmp_path / "obj.names", "worm")
-    assert len(read(tmp_path)["train"].images[0].objects) == 1
-
-
 @pytest.mark.parametrize(
-    "name", ["obj.names", "classes.txt", "labels/classes.txt", "train/_darknet.labels"]
+    ("photo", "labels", "names"),
+    [
+        ("x.jpg", "x.txt", "classes.txt"),
+        ("Images/x.jpg", "Labels/x.txt", "obj.names"),
+        ("images/train/x.jpg", "labels/train/x.txt", "labels/classes.txt"),
+        ("images/train/x.jpg", "labels/train/x.txt", "train/_darknet.labels"),
+    ],
 )
-def test_names_of_other_tools(tmp_path, image, text, name):
-    image(tmp_path / "images/train/a.jpg")
-    text(tmp_path / "labels/train/a.txt", "1.0 0.5 0.5 0.5 0.25\n")
-    text(tmp_path / "notes.json", '{"categories": [{"id": 0, "name": "x"}], "info": {}}')
-    text(tmp_path / name, "cat\ndog\n")
-    content = to_coco(read(tmp_path)["train"])
+def test_files_of_other_tools(folder, photo, labels, names):
+    notes = '{"categories": [{"id": 0, "name": "x"}], "info": {}}'
+    files = {photo: None, labels: "1.0 0.5 0.5 1 1\n", names: "cat\ndog\n", "notes.json": notes}
+    content = to_coco(read(folder(files))["train"])
     assert [row["name"] for row in content["categories"]] == ["cat", "dog"]
     assert content["annotations"][0]["category_id"] == 2
+    assert content["annotations"][0]["bbox"] == [0, 0, 60, 40]
 
 
-def test_lists_of_darknet(tmp_path, image, text):
+def test_lists_of_darknet(folder, tmp_path):
     for name in "abc":
-        image(tmp_path / f"obj_{name}_data/{name}.jpg")
-        text(tmp_path / f"obj_{name}_data/{name}.txt", "0 0.5 0.5 0.5 0.25\n")
-    text(tmp_path / "obj.names", "cat\n")
-    entries = "classes = 1\ntrain = data/train.txt\nvalid = data/valid.txt\nbackup = backup/\n"
-    text(tmp_path / "obj.data", entries + "names = data/obj.names\n")
-    text(tmp_path / "train.txt", "data/obj_a_data/a.jpg\n")
-    text(tmp_path / "valid.txt", "C:\\x\\data\\obj_b_data\\b.jpg\n")
-    sets = read(tmp_path)
-    assert {split: [one.file.name for one in sets[split].images] for split in sets} == {
-        "train": ["a.jpg"], "val": ["b.jpg"],
-    }  # fmt: skip
-    text(tmp_path / "train.txt", "data/x.jpg\ndata/y.jpg\n")
+        folder({f"obj_{name}_data/{name}.jpg": None, f"obj_{name}_data/{name}.txt": BOX})
+    folder({
+        "obj.names": "cat\n",
+        "obj.data": "classes = 1\ntrain = data/train.txt\nvalid = data/valid.txt\nbackup = x/\n",
+        "train.txt": "data/obj_a_data/a.jpg\n",
+        "valid.txt": "C:\\x\\data\\obj_b_data\\b.jpg\n",
+    })  # fmt: skip
+    assert stems(read(tmp_path)) == {"train": ["a"], "val": ["b"]}
+    folder({"train.txt": "data/x.jpg\ndata/y.jpg\n"})
     check_refused(tmp_path, r"its image 'data/x\.jpg' is not in .*\(2 bad labels\)")
 
 
 @pytest.mark.parametrize(
-    "yaml",
+    ("yaml", "names"),
     [
-        "names: {'0': cat, '1': dog}\ntrain: images\\train\nvalidation: images\\val\n",
-        "names: [cat, dog]\npath: /home/x/set\ntrain: /home/x/set/images/train\nvalid: images/val",
-        "names: [cat, dog]\ntrain: ../images/train\nval: ../images/val\ntest: ../images/test\n",
-        "nc: 2\ntrain: images/train\nval: images/val\n",
+        ("names: {'0': cat, '1': dog}\ntrain: images\\train\nvalidation: images\\val\n", None),
+        ("names: [cat, dog]\npath: /home/x/set\ntrain: /home/x/set/images/train\nvalid: images/val",
+         None),
+        ("names: [cat, dog]\ntrain: ../images/train\nval: ../images/val\ntest: ../images/test\n",
+         None),
+        ("Train: images/train\nValidation: images/val\nnames: [cat, dog]\n", None),  # CVAT
+        ("nc: 2\ntrain: images/train\nval: images/val\n", ["0", "1"]),
+        # Folders tell the splits.
+        ("names: [cat, dog]\n", None),
+        ("", ["0", "1"]),
     ],
-)
-def test_variants_of_yaml(yolo, text, yaml):
-    text(yolo / "data.yaml", yaml)
+)  # fmt: skip
+def test_variants_of_yaml(yolo, text, yaml, names):
+    (yolo / "data.yaml").unlink() if not yaml else text(yolo / "data.yaml", yaml)
     sets = read(yolo)
-    assert [one.file.name for one in sets["val"].images] == ["c.jpg"]
-    names = ["0", "1"] if "nc" in yaml else ["cat", "dog"]
-    assert sets["train"].categories == names
-    assert len(sets["train"].findings) == ("nc" in yaml)
+    assert stems(sets) == SPLIT
+    assert sets["train"].categories == (names or ["cat", "dog"])
+    numbered = [one.what for one in sets["train"].findings]
+    assert numbered == ["categories without names are numbered"] * bool(names)
 
 
 @pytest.mark.parametrize("path", ["{}/sets/pets", "../sets/pets", "/home/someone/pets"])
-def test_images_in_another_folder_than_the_yaml_file(tmp_path, image, text, path):
-    image(tmp_path / "sets/pets/images/a.jpg")
-    text(tmp_path / "sets/pets/labels/a.txt", "0 0.5 0.5 0.1 0.1\n")
+def test_images_in_another_folder_than_the_yaml_file(folder, tmp_path, path):
     lines = f"names: [cat]\npath: {path.format(tmp_path)}\ntrain: images\n"
-    file = text(tmp_path / "code/pets.yaml", lines)
+    pets = {"sets/pets/images/a.jpg": None, "sets/pets/labels/a.txt": BOX}
+    file = folder({**pets, "code/pets.yaml": lines}) / "code/pets.yaml"
     with pytest.raises(DataError, match=r"does not exist\. Correct the path, or name .*--images"):
         read_folder(file)
     _, splits = read_folder(file, images=tmp_path / "sets/pets")
     assert len(splits["train"].images[0].objects) == 1
-
-
-def test_splits_may_be_capitalized(yolo, text):
-    """CVAT keeps the names of subsets."""
-    text(yolo / "data.yaml", "Train: images/train\nValidation: images/val\nnames: [cat, dog]\n")
-    assert {*read(yolo)} == {"train", "val"}
 
 
 def test_labels_of_stored_pixels(yolo_folder, tmp_path):
@@ -221,16 +205,7 @@ def test_labels_of_stored_pixels(yolo_folder, tmp_path):
         assert main(words) == 0
         assert json.loads((tmp_path / "all.json").read_text()) == content
         found = [row["what"] for row in content.get("findings", ())]
-        expected = ["images with an EXIF orientation, whose labels state no size"]
-        assert found == expected * upright
-
-
-def test_labels_without_names(tmp_path, image, text):
-    image(tmp_path / "images/a.jpg")
-    text(tmp_path / "labels/a.txt", "2 0.5 0.5 0.1 0.1\n")
-    dataset = read(tmp_path)["train"]
-    assert dataset.categories == ["0", "1", "2"]
-    assert next(iter(dataset.findings)).what == "categories without names are numbered"
+        assert found == ["images with an EXIF orientation, whose labels state no size"] * upright
 
 
 def test_keypoints(yolo, text):
@@ -241,11 +216,15 @@ def test_keypoints(yolo, text):
     assert content["annotations"][0]["keypoints"] == [30, 20, 2, 0, 0, 0]
     assert content["categories"][0]["keypoints"] == ["a", "b"]
     assert content["categories"][0]["flip_idx"] == [1, 0]
-    for values, problem in (("0.5 0.5 0.98", "visibility 0.98 is not 0"), ("9 9 2", "9 is not"),
-                            ("0.5 0.5 nan", "needs a category number")):  # fmt: skip
+    for values, problem in (("0.5 0.5 0.98", "visibility 0.98 is not 0"), ("9 9 2", "9 is not")):
         text(yolo / "labels/train/a.txt", f"0 0.5 0.5 0.5 0.25 0.5 0.5 2 {values}\n")
         with pytest.raises(DataError, match=rf"a\.txt, line 1: {problem}"):
             read(yolo)
+    text(yolo / "data.yaml", YAML.format(path=".") + "kpt_shape: [2, 2]\n")
+    text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.5 0.5 0 0\n")
+    content = to_coco(read(yolo)["train"])
+    assert content["annotations"][0]["keypoints"] == [30, 20, 2, 0, 0, 0]
+    assert content["categories"][0]["keypoints"] == ["keypoint 1", "keypoint 2"]
 
 
 def test_sixth_numbers(yolo, text):
@@ -275,38 +254,27 @@ def test_names_must_agree(yolo_folder, text):
     text(yolo_folder / "yolov5/coco.yaml", "names: [person]\n")
     text(yolo_folder / "labels/classes.txt", "cat\n")
     assert read_set(yolo_folder).categories == ["cat"]
-    for name in ("other.yaml", "labels/classes.txt"):
-        file = text(yolo_folder / name, "names: [dog]\n" if ".yaml" in name else "dog\n")
-        problem = rf"{file}: its names differ from those of {yolo_folder}/data.yaml: remove one"
-        with pytest.raises(DataError, match=problem):
-            read_folder(yolo_folder)
+    for name, content in (("other.yaml", "names: [dog]\n"), ("labels/classes.txt", "dog\n")):
+        file = text(yolo_folder / name, content)
+        check_refused(yolo_folder, "its names differ from those of .*/data.yaml: remove one", file)
         file.unlink()
     text(yolo_folder / "labels/classes.txt", "horse\n")
     text(yolo_folder / "data.yaml", "nc: 1\ntrain: images\n")
     assert read_set(yolo_folder).categories == ["horse"]
 
 
-@pytest.mark.parametrize("names", ["classes.txt", "data.yaml", "none.md"])
-def test_splits_by_folder_without_lists(yolo, text, names):
-    (yolo / "data.yaml").unlink()
-    text(yolo / names, "names: [cat, dog]" if names == "data.yaml" else "cat\ndog\n")
-    sets = read(yolo)
-    assert {split: [image.file.stem for image in one.images] for split, one in sets.items()} == {
-        "train": ["a", "b"], "val": ["c"],
-    }  # fmt: skip
-
-
-def test_unused_images_and_label_files_are_reported(yolo, image, text):
-    for name in ("train", "val"):
-        text(yolo / f"{name}.txt", f"./images/{name}/{'a' if name == 'train' else 'c'}.jpg\n")
-    text(yolo / "data.yaml", "train: train.txt\nval: val.txt\nnames: [cat, dog]\n")
-    text(yolo / "labels/train/lost.txt", "0 0.5 0.5 0.1 0.1\n")
-    text(yolo / "labels/train/notes.txt", "not labels\n")
-    text(yolo / "train.txt", "./images/train/a.jpg\n./images/train/a.png\n")
-    copy = image(yolo / "images/train/a.png")
-    shared, orphan, unlisted = read(yolo)["train"].findings
-    assert (shared.what, shared.example) == ("images that share a label file", str(copy))
-    assert (orphan.what, orphan.count) == ("label files without an image", 1)
-    assert orphan.example == str(yolo / "labels/train/lost.txt")
-    assert (unlisted.what, unlisted.count) == ("images that the lists of splits do not name", 1)
-    assert unlisted.example == str(yolo / "images/train/b.jpg")
+def test_unused_images_and_label_files_are_reported(yolo, folder):
+    folder({
+        "train.txt": "./images/train/a.jpg\n./images/train/a.png\n",
+        "val.txt": "./images/val/c.jpg\n",
+        "data.yaml": "train: train.txt\nval: val.txt\nnames: [cat, dog]\n",
+        "labels/train/lost.txt": BOX,
+        "labels/train/notes.txt": "not labels\n",
+        "images/train/a.png": None,
+    })  # fmt: skip
+    found = [(one.what, one.count, one.example) for one in read(yolo)["train"].findings]
+    assert found == [
+        ("images that share a label file", 1, str(yolo / "images/train/a.png")),
+        ("label files without an image", 1, str(yolo / "labels/train/lost.txt")),
+        ("images that the lists of splits do not name", 1, str(yolo / "images/train/b.jpg")),
+    ]
