@@ -48,15 +48,19 @@ def test_rescaled_and_recompressed_copies():
     assert groups_of(images) == [(3, 41), (7, 40, 42)]
 
 
+def dark_image(seed, size, *squares):
+    """Return a noisy dark image with bright squares."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.normal(9, 3, size)
+    for x, y, side, level in squares:
+        pixels[y : y + side, x : x + side] = level
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB")
+
+
 def test_copies_of_dark_images():
     """Noise of the compression does not change the hash, for example in fluorescence images."""
-    originals = []
-    for seed in range(30):
-        rng = np.random.default_rng(seed)
-        pixels = rng.normal(9, 3, (120, 160))
-        for level, x, y in rng.integers((60, 0, 0), (200, 130, 100), (4, 3)):
-            pixels[y : y + 20, x : x + 30] = level
-        originals.append(Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB"))
+    places = np.random.default_rng(0).integers((0, 0, 20, 60), (130, 100, 30, 200), (30, 4, 4))
+    originals = [dark_image(seed, (120, 160), *places[seed]) for seed in range(30)]
     copies = [as_jpeg(image, 50) for image in originals]
     assert groups_of([*originals, *copies]) == [(k, k + 30) for k in range(30)]
 
@@ -64,13 +68,8 @@ def test_copies_of_dark_images():
 @pytest.mark.parametrize("spots", [0, 1, 3])
 def test_dark_images_with_few_spots_differ(spots):
     """Their hashes are equal, and their thumbnails differ by less than a level on average."""
-    originals = []
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        pixels = rng.normal(9, 3, (240, 320))
-        for x, y in rng.integers((0, 0), (300, 220), (spots, 2)):
-            pixels[y : y + 7, x : x + 7] = 120
-        originals.append(Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB"))
+    places = np.random.default_rng(0).integers((0, 0, 7, 120), (300, 220, 8, 121), (40, spots, 4))
+    originals = [dark_image(seed, (240, 320), *places[seed]) for seed in range(40)]
     assert groups_of([*originals, as_jpeg(originals[3], 80)]) == [(3, 40)]
 
 

@@ -18,56 +18,50 @@ from detlite.files.errors import DataError
 EMPTY = '{"images": [], "annotations": [], "categories": []}'
 
 
-def stems(folder):
-    used, unused = find_coco_files(FileTree(folder))
-    return {split: file.stem for split, file in used.items()}, [file.stem for file in unused]
+@pytest.mark.parametrize(
+    ("files", "used", "unused"),
+    [
+        (["instances"], {"train": "instances"}, []),
+        (["train/_annotations.coco", "valid/_annotations.coco", "test/_annotations.coco"],
+         {"train": "train/_annotations.coco", "val": "valid/_annotations.coco"},
+         ["test/_annotations.coco"]),
+        (["train/_annotations.coco", "test/_annotations.coco"],
+         {"train": "train/_annotations.coco"}, ["test/_annotations.coco"]),
+        # A file for both splits is for training.
+        (["annotations/test", "annotations/trainval"], {"train": "annotations/trainval"},
+         ["annotations/test"]),
+        (["annotations/corrected", "annotations/train", "annotations/trainval", "annotations/val"],
+         {"train": "annotations/train", "val": "annotations/val"},
+         ["annotations/corrected", "annotations/trainval"]),
+    ],
+)  # fmt: skip
+def test_files_are_found_by_name(tmp_path, text, files, used, unused):
+    for name in files:
+        text(tmp_path / f"{name}.json", EMPTY)
+    found, others = find_coco_files(FileTree(tmp_path))
+    assert found == {split: tmp_path / f"{name}.json" for split, name in used.items()}
+    assert others == [tmp_path / f"{name}.json" for name in unused]
 
 
-def test_equal_names_in_two_folders_are_ambiguous(tmp_path, image, text):
-    for name in ("x/a.jpg", "y/a.jpg", "x/b.jpg"):
-        image(tmp_path / name, 8, 8)
+def test_ambiguous_files(tmp_path, text):
+    for name in ("train/_annotations.coco", "train/other", "test/_annotations.coco"):
+        text(tmp_path / f"{name}.json", EMPTY)
+    with pytest.raises(DataError, match=r"several annotation files .*: name the one to train on"):
+        find_coco_files(FileTree(tmp_path))
+
+
+def test_equal_names_in_two_folders_are_ambiguous(folder, tmp_path):
     rows = [{"id": k, "file_name": f"{k}.jpg", "height": 8, "width": 8} for k in "ab"]
     content = {"images": rows, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
-    file = text(tmp_path / "labels.json", json.dumps(content))
+    folder({"x/a.jpg": None, "y/a.jpg": None, "x/b.jpg": None, "labels.json": json.dumps(content)})
     with pytest.raises(DataError, match=r"a\.jpg is ambiguous: .*; remove one"):
-        read_coco(file, tmp_path)
-
-
-def test_single_file(tmp_path, text):
-    text(tmp_path / "instances.json", EMPTY)
-    assert stems(tmp_path) == ({"train": "instances"}, [])
+        read_coco(tmp_path / "labels.json", tmp_path)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
 def test_encodings_of_a_file(tmp_path, encoding):
     (tmp_path / "instances.json").write_text(EMPTY, encoding)
-    assert stems(tmp_path) == ({"train": "instances"}, [])
-
-
-def test_files_next_to_their_images(tmp_path, text):
-    for name in ("train", "valid", "test"):
-        text(tmp_path / f"{name}/_annotations.coco.json", EMPTY)
-    used, unused = find_coco_files(FileTree(tmp_path))
-    assert {split: file.parent.name for split, file in used.items()} == {
-        "train": "train", "val": "valid",
-    }  # fmt: skip
-    assert [file.parent.name for file in unused] == ["test"]
-    (tmp_path / "valid/_annotations.coco.json").unlink()
-    assert {*find_coco_files(FileTree(tmp_path))[0]} == {"train"}
-    text(tmp_path / "train/other.json", EMPTY)
-    with pytest.raises(DataError, match=r"several annotation files .*: name the one to train on"):
-        find_coco_files(FileTree(tmp_path))
-
-
-def test_file_of_both_splits_is_for_training(tmp_path, text):
-    for name in ("trainval", "test"):
-        text(tmp_path / f"annotations/{name}.json", EMPTY)
-    assert stems(tmp_path) == ({"train": "trainval"}, ["test"])
-    for name in ("train", "val", "corrected"):
-        text(tmp_path / f"annotations/{name}.json", EMPTY)
-    used, unused = stems(tmp_path)
-    assert used == {"train": "train", "val": "val"}
-    assert sorted(unused) == ["corrected", "test", "trainval"]
+    assert find_coco_files(FileTree(tmp_path))[0]
 
 
 def test_images_near_the_file_or_in_a_given_folder(yolo_folder, tmp_path):
@@ -111,11 +105,22 @@ def test_unreadable_folders_are_skipped(yolo_folder, monkeypatch):
     assert find_images(file) == yolo_folder / "images"
 
 
+def content_of(names, annotated=None):
+    """Return content with an object in each image, or in those with the numbers `annotated`."""
+    numbers = range(len(names)) if annotated is None else annotated
+    return {
+        "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
+        "annotations": [{"image_id": n, "category_id": 1} for n in numbers],
+        "categories": [],
+    }
+
+
+FORTY = [f"{number}.jpg" for number in range(40)]
+
+
 def test_both_splits_have_an_object():
-    rows = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
-    for annotated in ([3, 7], [0, 39], list(range(40))):
-        annotations = [{"image_id": number} for number in annotated]
-        splits = split_content({"images": rows, "annotations": annotations, "categories": []})
+    for annotated in ([3, 7], [0, 39], range(40)):
+        splits = split_content(content_of(FORTY, annotated))
         for content in splits.values():
             ids = {row["id"] for row in content["images"]}
             assert content["annotations"]
@@ -125,10 +130,9 @@ def test_both_splits_have_an_object():
 
 def test_image_stays_in_its_split_when_images_or_a_folder_are_added():
     def val(names, within=""):
-        rows = [{"id": n, "file_name": name} for n, name in enumerate(names)]
-        objects = [{"image_id": n, "category_id": 1} for n in range(len(names))]
-        content = {"images": rows, "annotations": objects, "categories": []}
-        return {row["file_name"] for row in split_content(content, within)["val"]["images"]}
+        return {
+            row["file_name"] for row in split_content(content_of(names), within)["val"]["images"]
+        }
 
     names = [f"{n}.jpg" for n in range(1500)]
     assert val(names[:1000]) == val(names) & {*names[:1000]}
@@ -140,13 +144,11 @@ def test_image_stays_in_its_split_when_images_or_a_folder_are_added():
 
 def test_every_category_has_a_training_image():
     """Images 0 and 9 of the hash order would be in val without the rule."""
-    rows = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
-    annotations = [{"image_id": number, "category_id": 1} for number in range(40)]
-    content = {"images": rows, "annotations": annotations, "categories": []}
+    content = content_of(FORTY)
     in_val = [row["id"] for row in split_content(content)["val"]["images"]]
     rare = [{"image_id": in_val[0], "category_id": 2}]
     rare += [{"image_id": number, "category_id": 3} for number in in_val[1:3]]
-    parts = split_content({**content, "annotations": annotations + rare})
+    parts = split_content({**content, "annotations": content["annotations"] + rare})
     assert {row["category_id"] for row in parts["train"]["annotations"]} == {1, 2, 3}
     kept = {row["id"] for row in parts["val"]["images"]}
     assert len({*in_val} - kept) == 2  # of categories 2 and 3
@@ -167,11 +169,7 @@ def test_annotations_of_no_image_stay_in_train():
 
 
 def test_groups_of_images_are_not_split():
-    names = [f"{number}.png" for number in range(40)]
-    content = {
-        "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
-        "annotations": [{"image_id": n} for n in range(40)],
-    }
+    content = content_of(FORTY)
     parts = split_content(content, labels=np.arange(40) // 4 * 4)
     ids = [{row["id"] // 4 for row in parts[split]["images"]} for split in ("train", "val")]
     assert not ids[0] & ids[1]
@@ -189,7 +187,5 @@ def test_one_in_five(sizes, fewest, most):
     owners = np.repeat(np.arange(len(sizes)), sizes)
     labels = np.searchsorted(owners, owners)
     for seed in range(10):
-        rows = [{"id": n, "file_name": f"{seed}_{n}.png"} for n in range(len(owners))]
-        objects = [{"image_id": n, "category_id": 1} for n in range(len(owners))]
-        content = {"images": rows, "annotations": objects, "categories": []}
+        content = content_of([f"{seed}_{n}.png" for n in range(len(owners))])
         assert fewest <= len(split_content(content, labels=labels)["val"]["images"]) <= most

@@ -15,8 +15,12 @@ from detlite.files.errors import DataError
 from tests.builders import coco_content, coco_object, write_text
 
 
+def content_of(source):
+    return json.loads(source.annotations.read_text())
+
+
 def names(source):
-    return [row["file_name"] for row in json.loads(source.annotations.read_text())["images"]]
+    return [row["file_name"] for row in content_of(source)["images"]]
 
 
 def test_folder_is_converted_and_split(yolo_folder):
@@ -61,10 +65,7 @@ def test_deep_images_are_compared_as_they_will_be_read(tmp_path, kind):
 def test_images_of_a_plate_stay_together(tmp_path):
     sets, summary = find_sets(write_deep_images(tmp_path, "u2"), group_by="plate")
     assert "16 images grouped by plate stay together" in summary
-    plates = [
-        {row["plate"] for row in json.loads(source.annotations.read_text())["images"]}
-        for source in sets.values()
-    ]
+    plates = [{row["plate"] for row in content_of(source)["images"]} for source in sets.values()]
     assert not plates[0] & plates[1]
     files = [source.annotations for source in sets.values()]
     with pytest.raises(DataError, match=r"--group-by has no effect: .*val.json are used"):
@@ -84,14 +85,12 @@ def test_equal_train_and_val_are_split(yolo_folder, text):
     assert "images listed as train and as val: 10 images" in "".join(map(str, findings))
 
 
-def test_annotation_file_is_split(yolo_folder, tmp_path):
+def test_annotation_files(yolo_folder, tmp_path):
+    """One is split, and two are used unchanged."""
     (file,), _ = convert(yolo_folder, tmp_path / "all.json")
     sets, _ = find_sets(file, images=yolo_folder / "images", folder=tmp_path / "made")
     assert sets["val"].annotations == tmp_path / "made/all_val.json"
     assert sets["train"].images == yolo_folder / "images"
-
-
-def test_two_annotation_files_are_used_unchanged(yolo_folder):
     made, _ = find_sets(yolo_folder)
     files = [made[split].annotations for split in ("train", "val")]
     sets, summary = find_sets(files[0], files[1])
@@ -108,16 +107,13 @@ def test_single_labeled_image_is_not_split(yolo_folder):
     assert "only one image, or group of images, has objects" in summary
 
 
-def test_both_sets_need_the_same_categories(yolo_folder, tmp_path, image, text):
-    image(tmp_path / "val/a.jpg")
-    text(tmp_path / "val/a.txt", "0 0.5 0.5 0.2 0.2\n")
-    text(tmp_path / "val/classes.txt", "dog\n")
+def test_both_sets_need_the_same_categories(yolo_folder, tmp_path, folder):
+    folder({"val/a.jpg": None, "val/a.txt": "0 0.5 0.5 0.2 0.2\n", "val/classes.txt": "dog\n"})
+    convert(tmp_path / "val", tmp_path / "val.json")
     problem = r"categories are not those of the training set: .*: none; .*: cat; only in val: dog"
-    with pytest.raises(DataError, match=problem):
-        find_sets(yolo_folder, tmp_path / "val")
-    convert(tmp_path / "val", tmp_path / "val/val.json")
-    with pytest.raises(DataError, match=problem):
-        find_sets(yolo_folder, tmp_path / "val/val.json")
+    for val, images in ((tmp_path / "val", None), (tmp_path / "val.json", tmp_path)):
+        with pytest.raises(DataError, match=problem):
+            find_sets(yolo_folder, val, images)
 
 
 def test_convert_keeps_the_splits(yolo_folder, tmp_path, text):
@@ -135,14 +131,6 @@ def test_convert_keeps_the_splits(yolo_folder, tmp_path, text):
         convert(yolo_folder, tmp_path / "again.json")
 
 
-def test_missing_annotations(tmp_path, image):
-    image(tmp_path / "set/a.jpg")
-    with pytest.raises(DataError, match=r"no annotations of a supported format, but 1 \.jpg"):
-        find_sets(tmp_path / "set")
-    with pytest.raises(DataError, match=r"none: there is no such file or folder"):
-        find_sets(tmp_path / "none")
-
-
 def test_unwritable_output_folder(make_coco_dataset, tmp_path):
     annotations, images = make_coco_dataset(images=6)
     (annotations.parent / "detlite").touch()  # blocks the default folder
@@ -155,8 +143,8 @@ def test_unwritable_output_folder(make_coco_dataset, tmp_path):
         find_sets(annotations, images=images, folder=annotations.parent / "detlite")
 
 
-def write_coco_set(file, categories, names):
-    """Write a COCO file with a box of each category in each image."""
+def write_coco_set(file, categories, *names, **entry):
+    """Write a COCO file with a box of each category in each image, and another image `entry`."""
     images = range(1, len(names) + 1)
     objects = [
         coco_object([1, 1, 9, 9], number, image) for image in images for number in categories
@@ -164,75 +152,61 @@ def write_coco_set(file, categories, names):
     content = coco_content(objects, images, (40, 60), categories)
     for row, name in zip(content["images"], names, strict=True):
         row["file_name"] = name
+    content["images"] += [entry] if entry else []
     write_text(file, json.dumps(content))
 
 
 def test_categories_are_matched_by_name(tmp_path, image):
     for split, categories in (("train", {1: "cat", 2: "dog"}), ("valid", {0: " Dog", 3: "owl"})):
         image(tmp_path / f"{split}/a.jpg")
-        write_coco_set(tmp_path / split / "_annotations.coco.json", categories, ["a.jpg"])
+        write_coco_set(tmp_path / split / "_annotations.coco.json", categories, "a.jpg")
     sets, _ = find_sets(tmp_path)
-    train, val = (json.loads(sets[split].annotations.read_text()) for split in ("train", "val"))
+    train, val = map(content_of, sets.values())
     for content in (train, val):
-        assert [(row["id"], row["name"]) for row in content["categories"]] == [
-            (1, "cat"), (2, "dog"), (3, "owl"),
-        ]  # fmt: skip
+        listed = [(row["id"], row["name"]) for row in content["categories"]]
+        assert listed == [(1, "cat"), (2, "dog"), (3, "owl")]
     assert [row["category_id"] for row in train["annotations"]] == [1, 2]
     assert [row["category_id"] for row in val["annotations"]] == [2, 3]
     assert val["findings"][0]["example"] == "owl"
 
 
 @pytest.mark.parametrize("name", ["C:\\x\\photos\\a b.jpg", "/home/me/photos/a b.jpg", "a%20b.jpg"])
-def test_coco_names_of_other_machines(tmp_path, image, name):
-    for file in ("photos/a b.jpg", "photos/c.jpg"):
-        image(tmp_path / file)
-    write_coco_set(tmp_path / "labels.json", {1: "cat"}, [name, "c.jpg"])
+def test_coco_names_of_other_machines(tmp_path, folder, name):
+    """Problems of other entries are reported, too."""
+    folder({"photos/a b.jpg": None, "photos/c.jpg": None})
+    bad = {"id": 9, "file_name": "d.jpg", "height": -1, "width": 5}
+    write_coco_set(tmp_path / "labels.json", {1: "cat"}, name, "c.jpg", **bad)
     sets, _ = find_sets(tmp_path)
     for source in sets.values():
-        for file in names(source):
-            assert (source.images / file).is_file()
-    content = json.loads(sets["train"].annotations.read_text())
-    assert content["findings"][0]["what"] == "file names in another notation"
+        assert all((source.images / file).is_file() for file in names(source))
+    findings = {row["what"]: row["example"] for row in content_of(sets["train"])["findings"]}
+    assert "file names in another notation" in findings
+    problem = "image 9, entry 2 of 'images': has height: -1, which"
+    assert problem in findings["entries of images that cannot be used"]
 
 
-@pytest.mark.parametrize("name", ["a.jpg", "C:\\x\\a.jpg"])
-def test_bad_image_entries_of_written_files_are_reported(tmp_path, image, name):
-    file = tmp_path / "labels.json"
-    write_coco_set(file, {1: "cat"}, [name, "b.jpg", "c.jpg"])
-    for photo in "abc":
-        image(tmp_path / f"{photo}.jpg")
-    content = json.loads(file.read_text())
-    content["images"].append({"id": 9, "file_name": "d.jpg", "height": -1, "width": 5})
-    file.write_text(json.dumps(content))
-    sets, _ = find_sets(tmp_path)
-    findings = json.loads(sets["train"].annotations.read_text())["findings"]
-    assert findings[0]["what"] == "entries of images that cannot be used"
-    assert "image 9, entry 3 of 'images': has height: -1, which" in findings[0]["example"]
-
-
-def test_json_files_without_annotations_are_skipped(yolo_folder, text):
-    for name, content in {
-        "notes.json": '{"categories": [{"id": 0, "name": "cat"}]}',
-        "package.json": '{"images": [], "name": "x"}',
-        "captions.json": '{"annotations": [{"caption": "x"}]}',
-    }.items():
-        text(yolo_folder / name, content)
-    assert "read as YOLO" in find_sets(yolo_folder)[1]
-
-
-def test_coco_files_need_three_lists(yolo_folder, text):
-    text(yolo_folder / "stats.json", '{"images": [], "annotations": []}')
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"categories": [{"id": 0, "name": "cat"}]}',
+        '{"images": [], "name": "x"}',
+        '{"annotations": [{"caption": "x"}]}',
+        '{"images": [], "annotations": []}',
+    ],
+)
+def test_json_files_without_annotations_are_skipped(yolo_folder, text, content):
+    file = text(yolo_folder / "other.json", content)
     assert find_sets(yolo_folder)[1].startswith("read as YOLO")
-    with pytest.raises(DataError, match="'categories' is missing; 'images', 'annotations' and"):
-        find_sets(yolo_folder / "stats.json")
+    if '"images": [], "annotations"' in content:
+        with pytest.raises(DataError, match="'categories' is missing; 'images', 'annotations' and"):
+            find_sets(file)
 
 
-def test_label_file_of_another_format(tmp_path, image, text):
-    image(tmp_path / "images/a.jpg")
+def test_label_file_of_another_format(folder, tmp_path):
     box = {"label": "cell", "points": [[5, 6], [15, 14]], "shape_type": "rectangle"}
     content = json.dumps({"shapes": [box], "imagePath": "a.jpg"})
-    file = text(tmp_path / "annotations/a.json", content)
-    sets, summary = find_sets(file)
+    folder({"images/a.jpg": None, "annotations/a.json": content})
+    sets, summary = find_sets(tmp_path / "annotations/a.json")
     assert summary.startswith("read as LabelMe; only one image")
     assert sets["train"].annotations == tmp_path / "annotations/detlite/a_train.json"
     assert sets["train"].images == tmp_path / "images"
@@ -249,18 +223,9 @@ def test_findings_are_part_of_the_written_file(yolo_folder, text):
     divided, _ = find_sets(yolo_folder, folder=yolo_folder / "divided", skip_bad=True)
     again, _ = find_sets(sets["train"].annotations, folder=yolo_folder / "again")
     for source in [*sets.values(), *divided.values(), *again.values()]:
-        (row,) = json.loads(source.annotations.read_text())["findings"]
+        (row,) = content_of(source)["findings"]
         assert (row["what"], row["count"]) == ("bad labels", 1)
         assert row["effect"].count("The number is from before the split into train and val.") == 1
-
-
-def test_panoptic_annotations_are_named(tmp_path, text):
-    segments = '[{"image_id": 1, "segments_info": []}]'
-    content = f'{{"images": [], "annotations": {segments}, "categories": []}}'
-    file = text(tmp_path / "annotations/panoptic_val2017.json", content)
-    for data in (tmp_path, file):
-        with pytest.raises(DataError, match=r"val2017\.json: is COCO panoptic or captions"):
-            find_sets(data)
 
 
 def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
@@ -272,7 +237,7 @@ def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
     write_text(tmp_path / "a.json", json.dumps(content))
     sources, _ = find_sets(tmp_path)
     for source in sources.values():
-        for row in json.loads(source.annotations.read_text())["annotations"]:
+        for row in content_of(source)["annotations"]:
             assert row["bbox"] == pytest.approx([25, 10, 10, 20])
             assert row["attributes"] == {"rotation": 0}
         dataset = CocoDataset(source.annotations, source.images, DatasetOptions(masks=False))
@@ -281,22 +246,20 @@ def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
         assert str(finding).startswith(found)
 
 
-def test_listed_categories_without_objects_are_kept(tmp_path, image, text):
+@pytest.mark.parametrize(
+    ("labels", "listed", "expected"),
+    [
+        ("b", "", ["b"]),
+        ("b", "__ignore__\nc\nb\n\na\n", ["c", "b", "a"]),
+        ("b", "c\n", ["b"]),
+        ("ba", "b\na\n", ["b", "a"]),  # the same order as without an object of a category
+    ],
+)
+def test_listed_categories_without_objects_are_kept(folder, labels, listed, expected):
     """A model of three categories suggested images, which contain objects of one."""
-    image(tmp_path / "a.png")
-    shapes = [{"label": "b", "points": [[1, 1], [9, 9]], "shape_type": "rectangle"}]
-    text(tmp_path / "a.json", json.dumps({"shapes": shapes, "imagePath": "a.png"}))
-
-    def categories(data=tmp_path):
-        return list(read_folder(data)[1]["train"].categories)
-
-    assert categories() == ["b"]
-    text(tmp_path / "labels.txt", "__ignore__\nc\nb\n\na\n")
-    assert categories() == ["c", "b", "a"]
-    assert categories(tmp_path / "a.json") == ["b"]
-    text(tmp_path / "labels.txt", "c\n")
-    assert categories() == ["b"]
-    shapes.append(shapes[0] | {"label": "a"})
-    text(tmp_path / "a.json", json.dumps({"shapes": shapes, "imagePath": "a.png"}))
-    text(tmp_path / "labels.txt", "b\na\n")
-    assert categories() == ["b", "a"]  # in the same order as without an object of a category
+    box = {"points": [[1, 1], [9, 9]], "shape_type": "rectangle"}
+    shapes = [box | {"label": label} for label in labels]
+    content = json.dumps({"shapes": shapes, "imagePath": "a.png"})
+    root = folder({"a.png": None, "a.json": content, "labels.txt": listed})
+    assert list(read_folder(root)[1]["train"].categories) == expected
+    assert list(read_folder(root / "a.json")[1]["train"].categories) == sorted(labels)

@@ -226,16 +226,6 @@ def test_alpha_channel(folder, is_photo):
     assert [obj.box for obj in labeled.objects] == [(30, 2, 10, 8)]
 
 
-def test_splits_by_folder(folder):
-    for split in ("train", "val", "test"):
-        folder({f"images/{split}/{split}.png": None, f"masks/{split}/{split}.png": ONE})
-    _, sets = read_folder(folder({}))
-    stems = {split: [one.file.stem for one in sets[split].images] for split in sets}
-    assert stems == {"train": ["train"], "val": ["val"]}
-    (finding,) = sets["train"].findings
-    assert (finding.what, finding.count) == ("images of the test set", 1)
-
-
 def test_categories_of_colors(folder, tmp_path):
     """CVAT names them in labelmap.txt."""
     places = [(1, (128, 0, 0), 5), (2, (0, 128, 0), 20), (3, (128, 0, 0), 35)]
