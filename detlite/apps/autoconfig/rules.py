@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from detlite.apps.doctor.machine import plural
 from detlite.structures.keypoints import has_sides
 
 from . import anchors, image_sizes, training_steps
@@ -157,31 +156,21 @@ def keypoints(facts: DatasetFacts, _: Values) -> Reasoned:
     )
 
 
-def _keypoint_names(facts: DatasetFacts, _: Values) -> Reasoned:
-    names = facts.train.keypoints
-    return len(names), f"keypoints: {', '.join(names[:6])}" + ", ..." * (len(names) > 6)
-
-
-def _detections(facts: DatasetFacts, _: Values) -> Reasoned:
+def _detections(facts: DatasetFacts, _: Values) -> int:
     highest = max(int(part.per_image.max()) for part in facts.sets)
-    number = min(max(math.ceil(1.25 * highest / 50) * 50, 100), _MAX_DETECTIONS)
-    return number, f"1.25 times the largest number of objects ({highest}), from 100 to 2000"
+    return min(max(math.ceil(1.25 * highest / 50) * 50, 100), _MAX_DETECTIONS)
 
 
-def _proposals(facts: DatasetFacts, values: Values) -> Reasoned:
+def _proposals(facts: DatasetFacts, values: Values) -> int:
     crowded = float(np.quantile(facts.train.per_image, 0.99))
     proposals = min(max(math.ceil(10 * crowded / 100) * 100, 300), _MAX_PROPOSALS)
-    return max(proposals, 2 * _detections(facts, values)[0]), (
-        f"ten per object of a crowded image ({crowded:.0f} objects), from 300 to "
-        f"{_MAX_PROPOSALS}, and twice the detections"
-    )
+    return max(proposals, 2 * _detections(facts, values))
 
 
-def _sampled_boxes(facts: DatasetFacts, _: Values) -> Reasoned:
+def _sampled_boxes(facts: DatasetFacts, _: Values) -> int:
     per_image = facts.train.per_image
     objects = float(np.quantile(per_image[per_image > 0], 0.9))
-    number = 2 ** round(math.log2(min(max(5 * objects, 64), 1024)))
-    return number, f"a quarter are positive; nine in ten images have up to {objects:.0f} objects"
+    return 2 ** round(math.log2(min(max(5 * objects, 64), 1024)))
 
 
 def _has_trained_heads(values: Values) -> bool:
@@ -196,14 +185,11 @@ def _schedule_free(facts: DatasetFacts, values: Values) -> bool:
     return facts.machine.schedule_free and fits and not _has_trained_heads(values)
 
 
-def learning_rate(facts: DatasetFacts, values: Values) -> Reasoned:
-    """Choose SOLVER.BASE_LR."""
+def _learning_rate(_: DatasetFacts, values: Values) -> float:
     value = 0.0005 * math.sqrt(values["SOLVER.IMS_PER_BATCH"] / 4)
-    reason = "for AdamW and a trained detector: 0.0005 * sqrt(batch size / 4)"
     if not _has_trained_heads(values):
         value = max(value, min(2 * value, 0.001))
-        reason = "for AdamW: 0.001 for batches of 4 to 16, as sqrt(batch size) for others"
-    return float(f"{value:.2g}"), reason
+    return float(f"{value:.2g}")
 
 
 def _rare_categories(facts: DatasetFacts, values: Values) -> Reasoned | None:
@@ -217,16 +203,12 @@ def _rare_categories(facts: DatasetFacts, values: Values) -> Reasoned | None:
     return float(f"{common / count:.2g}"), reason
 
 
-def _workers(facts: DatasetFacts, values: Values) -> Reasoned:
-    machine, seconds = facts.machine, facts.train.decoding
-    decoding = f"reading an image takes {1000 * seconds:.0f} ms"
-    if machine.gpu:
-        cores = plural(machine.cores, "core")
-        return max(min(machine.cores - 1, 8), 0), f"{decoding}; one of {cores} drives the GPU"
+def _workers(facts: DatasetFacts, values: Values) -> int:
+    cores, seconds = facts.machine.cores, facts.train.decoding
+    if facts.machine.gpu:
+        return max(min(cores - 1, 8), 0)
     loading = seconds * values["SOLVER.IMS_PER_BATCH"] / (facts.step_seconds or math.inf)
-    if machine.cores > 1 and loading > _LOADING_FRACTION:
-        return 1, f"{decoding}, {loading:.0%} of a step for its batch"
-    return 0, f"{decoding}, and the model uses all cores"
+    return int(cores > 1 and loading > _LOADING_FRACTION)
 
 
 _GENERAL = (
@@ -289,7 +271,8 @@ _MODEL = (
     Rule(True, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", _categories),
     Rule(True, "MODEL.MASK_ON", masks),
     Rule(lambda f, v: f.train.keypoints, "MODEL.KEYPOINT_ON", keypoints),
-    Rule(_keypoint_head, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", _keypoint_names),
+    Rule(_keypoint_head, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES",
+         lambda f, v: len(f.train.keypoints), "the keypoints of the annotations"),
     Rule(lambda f, v: _keypoint_head(f, v) and f.train.keypoint_pairs,
          "DATASETS.KEYPOINT_FLIP_PAIRS", lambda f, v: [[*pair] for pair in f.train.keypoint_pairs],
          "as the annotations list them"),
@@ -309,10 +292,13 @@ _MODEL = (
          "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", [128] * 4, "fewer and narrower layers than usual"),
     Rule(True, "MODEL.RPN.ANCHOR_SIZES", anchors.sizes),
     Rule(True, "MODEL.RPN.ASPECT_RATIOS", anchors.ratios),
-    Rule(True, "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", _proposals),
-    Rule(True, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", lambda f, v: _proposals(f, v)[0], ""),
-    Rule(True, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", _sampled_boxes),
-    Rule(True, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", _detections),
+    Rule(True, "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", _proposals,
+         "ten per object of a crowded image, from 300 to 1000, and twice the detections"),
+    Rule(True, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", _proposals, ""),
+    Rule(True, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", _sampled_boxes,
+         "five per object in nine of ten images, from 64 to 1024; a quarter are positive"),
+    Rule(True, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", _detections,
+         "1.25 times the largest number of objects, from 100 to 2000"),
 )  # fmt: skip
 _SOLVER = (
     Rule(True, "SOLVER.IMS_PER_BATCH", training_steps.batch_size),
@@ -320,17 +306,22 @@ _SOLVER = (
          "averages the weights instead of lowering the learning rate: half a point more AP"),
     Rule(_schedule_free, "SOLVER.LR_SCHEDULE", "constant",
          "as this optimizer requires; set cosine for any other"),
-    Rule(True, "SOLVER.BASE_LR", learning_rate),
+    Rule(True, "SOLVER.BASE_LR", _learning_rate,
+         "for AdamW: 0.001 for batches of 4 to 16, as sqrt(batch size) for others; for a trained "
+         "detector 0.0005 * sqrt(batch size / 4)"),
     Rule(True, "SOLVER.MAX_MINUTES", training_steps.minutes),
     Rule(lambda f, v: not has_length(v) and not v.get("SOLVER.MAX_MINUTES"),
          "SOLVER.MAX_ITER", recommended_steps),
     Rule(planned_steps, "SOLVER.WARMUP_ITERS", training_steps.warmup,
          "a tenth of all steps, at most 100"),
     Rule(True, "SOLVER.TEST_PERIOD", training_steps.test_period),
-    Rule(training_steps.test_period, "SOLVER.BEST_METRIC", training_steps.best_metric),
+    Rule(training_steps.test_period, "SOLVER.BEST_METRIC",
+         lambda f, v: "segm/AP" if v["MODEL.MASK_ON"] else "bbox/AP",
+         "decides which evaluated model is model_best.pth"),
     Rule(lambda f, v: evaluations(f, v)[0] < 2, "SOLVER.CHECKPOINT_PERIOD",
-         training_steps.checkpoint_period),
+         training_steps.checkpoint_period, "a fifth of all steps, to continue interrupted runs"),
     Rule(True, "SOLVER.CHECKPOINTS_KEPT", 1, ""),
     Rule(True, "DATALOADER.REPEAT_THRESHOLD", _rare_categories),
-    Rule(True, "DATALOADER.NUM_WORKERS", _workers),
+    Rule(True, "DATALOADER.NUM_WORKERS", _workers,
+         "reading an image takes {f.train.decoding:.3f} s on one of {f.machine.cores} cores"),
 )  # fmt: skip

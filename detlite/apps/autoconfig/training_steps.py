@@ -147,15 +147,6 @@ def test_period(facts: DatasetFacts, values: Values) -> Reasoned | None:
     )
 
 
-def best_metric(facts: DatasetFacts, values: Values) -> Reasoned:
-    """Choose SOLVER.BEST_METRIC."""
-    kept = "best" if evaluations(facts, values)[0] >= 2 else "final"
-    metric = "segm/AP" if values["MODEL.MASK_ON"] else "bbox/AP"
-    return metric, f"model_best.pth is the {kept} model"
-
-
-def checkpoint_period(facts: DatasetFacts, values: Values) -> Reasoned:
+def checkpoint_period(facts: DatasetFacts, values: Values) -> int:
     """Choose SOLVER.CHECKPOINT_PERIOD for a run that is not evaluated before its end."""
-    steps = planned_steps(facts, values) or recommended_steps(facts, values)[0]
-    reason = f"a fifth of {steps} steps; an interrupted run continues from the last checkpoint"
-    return math.ceil(steps / 5), reason
+    return math.ceil((planned_steps(facts, values) or recommended_steps(facts, values)[0]) / 5)
