@@ -118,13 +118,6 @@ def test_keypoints_are_read_again(write, tmp_path, format):
         np.testing.assert_allclose(row["keypoints"], [10, 8, 2, 12, 20, 2], atol=1e-4)
 
 
-def test_keypoints_of_labelme(write, tmp_path):
-    write("labelme", WITH_POINTS, with_points=True)
-    shapes = json.loads((tmp_path / "images/0001_a.json").read_text())["shapes"]
-    assert [shape["label"] for shape in shapes[:3]] == ["cell", "cell head", "cell tail"]
-    assert shapes[1]["points"] == [[10.5, 8.5]]
-
-
 @pytest.mark.parametrize("format", FORMATS_READ)
 def test_an_object_with_an_empty_mask_keeps_its_box(write, tmp_path, format):
     entry = entries(with_masks=True)[0]
@@ -178,6 +171,8 @@ def test_parts_of_an_object_belong_together(write, tmp_path):
     assert [shape["shape_type"] for shape in shapes] == kinds
     assert [shape["group_id"] for shape in shapes] == [0] * 5 + [1] * 3
     assert {shape["description"] for shape in shapes} == {"0.7500"}
+    assert [shape["label"] for shape in shapes[2:5]] == ["cell", "cell head", "cell tail"]
+    assert shapes[3]["points"] == [[10.5, 8.5]]
     write("label-studio", WITH_POINTS, with_points=True)
     (task, _) = json.loads((tmp_path / "tasks.json").read_text())
     (box, point, *_) = task["predictions"][0]["result"]

@@ -22,15 +22,8 @@ def describe(
 ) -> dict[str, str]:
     """Describe a run with a fraction of synthetic detections."""
     coco, detections = synthetic_dataset(0, images=images)
-    return describe_results(coco, detections[: round(keep * len(detections))], opts, **run)[0]
-
-
-def describe_results(
-    coco: COCO, rows: list[dict[str, Any]], opts: Sequence[Any] = (), **run: Any
-) -> tuple[dict[str, str], float]:
-    """Describe a run with these results; return also their AP."""
-    analyzed = analyze("cells", coco, rows, opts, **run)
-    return verdict(analyzed), analyzed.analyses["bbox"].metrics["AP"]
+    kept = detections[: round(keep * len(detections))]
+    return verdict(analyze("cells", coco, kept, opts, **run))
 
 
 def analyze(
@@ -125,8 +118,9 @@ def test_the_precision_has_an_interval() -> None:
     """All 22 detections are right: Wilson's interval starts at n / (n + 1.96^2)."""
     boxes = [[30 * k, 10, 20, 20] for k in range(22)]
     coco = make_coco(coco_content([coco_object(box) for box in boxes], size=(60, 800)))
-    result, _ = describe_results(coco, [coco_detection(box, 0.9) for box in boxes])
-    assert "100 % of its detections are right (85 to 100 % with other images)." in result["meaning"]
+    one = analyze("cells", coco, [coco_detection(box, 0.9) for box in boxes])
+    meaning = verdict(one)["meaning"]
+    assert "100 % of its detections are right (85 to 100 % with other images)." in meaning
 
 
 def test_no_detections() -> None:
@@ -143,10 +137,11 @@ def test_images_without_annotations() -> None:
     objects = [row for row in coco.dataset["annotations"] if row["image_id"] in labeled]
     content = dict(coco.dataset) | {"annotations": objects}
     own = [row for row in rows if row["image_id"] in labeled]
-    nothing, labeled_ap = describe_results(make_coco(content | {"images": images[5:]}), own)
-    result, ap = describe_results(make_coco(content), rows)
-    assert nothing["unlabeled"] == ""
+    only = analyze("cells", make_coco(content | {"images": images[5:]}), own)
+    every = analyze("cells", make_coco(content), rows)
+    ap, labeled_ap = (one.analyses["bbox"].metrics["AP"] for one in (every, only))
+    assert verdict(only)["unlabeled"] == ""
     assert ap < labeled_ap - 0.01
-    text = result["unlabeled"]
+    text = verdict(every)["unlabeled"]
     assert text.startswith("5 images without annotations: every detection there counts as wrong.")
     assert f"On the other images alone, the AP is {100 * labeled_ap:.1f} % for boxes." in text
