@@ -88,6 +88,9 @@ def test_detections_match_torchvision(models):
         torch.testing.assert_close(result.boxes, other["boxes"], atol=1e-2, rtol=1e-3)
         torch.testing.assert_close(result.mask_probs, other["masks"][:, 0], atol=2e-3, rtol=1e-3)
         assert other["masks"].std() > 0.05
+    for result, other in zip(ours(images), reference(images), strict=True):  # the same interface
+        kinds = ({k: (v.dtype, v.shape[1:]) for k, v in one.items()} for one in (result, other))
+        assert next(kinds) == next(kinds)
 
 
 TRAINING_LOSSES = {

@@ -51,9 +51,9 @@ def finish(index: int, image: Tensor, prediction: Any) -> tuple[int, tuple[int, 
     return index, tuple(image.shape[1:]), prediction["mean"]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize(
+    ("batch_size", "threads", "streams"), [(1, 1, 1), (2, 3, 1), (3, 1, 2), (8, 3, 2)]
+)
 def test_results_are_in_the_order_of_the_images(batch_size, threads, streams):
     sizes = [(40, 60), (200, 100), (45, 50), (40, 60), (300, 20), (200, 97), (33, 64)] * 3
     predictor: Any = MeanPredictor(streams=streams)

@@ -145,18 +145,19 @@ def test_another_command_is_refused(tmp_path):
     assert not (tmp_path / "results.json").exists()
 
 
-def test_other_results_are_kept(tmp_path):
-    for name, text, format in (
+@pytest.mark.parametrize(
+    ("name", "text", "format"),
+    [
         ("images.json", "{}", "results"), ("annotations.json", "x", "csv"), ("images", "x", "yolo"),
         ("manifest.json", "[1]", "csv"), ("manifest.json", "x", "csv"),
         ("manifest.json", '{"command": {}, "done": {"a": 1}}', "csv"),
-    ):  # fmt: skip
-        file = tmp_path / name
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=rf"{name}.*--overwrite"):
-            start(tmp_path, format)
-        assert file.read_text() == text
-        file.unlink()
+    ],
+)  # fmt: skip
+def test_other_results_are_kept(tmp_path, name, text, format):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=rf"{name} exists.*--overwrite"):
+        start(tmp_path, format)
+    assert (tmp_path / name).read_text() == text
 
 
 def test_removing_results_keeps_files_of_the_user(tmp_path):

@@ -64,14 +64,6 @@ class TestLine:
         assert (ink != written("".join(x if x.isascii() else "\U0010ffff" for x in text))).any()
         assert caplog.text.count("U+10FFFF") == 1  # of the comparison
 
-    def test_right_to_left(self):
-        alef, bet = (fonts.Line(letter, 30).box for letter in "אב")
-        box = fonts.Line("אב", 30).box
-        ink = written("אב")[:, 5:]
-        first = ink[:, : round(bet[2] + 1)]  # the second letter is on the left
-        assert (first == written("ב")[:, 5:][:, : first.shape[1]]).mean() > 0.97
-        assert box[2] == pytest.approx(alef[2] + bet[2], abs=8)
-
     def test_missing_characters_are_reported_once(self, caplog):
         assert (written(CAR) == written(BUS)).all()
         written("\u8f67")

@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,18 @@ from detlite.structures.masks.formats import encode_bitmap, polygons_to_rle
 from tests.builders import coco_content, coco_detection, coco_object, rectangle
 
 MISNAMED, MISSED = [20.0, 30.0, 40.0, 30.0], [150.0, 100.0, 30.0, 40.0]
+FAR = [100.0, 10.0, 30.0, 30.0]
 
 
-def rle(box: list[float]) -> dict[str, Any]:
-    encoded = polygons_to_rle(rectangle(*box), 160, 200)
-    return {"size": list(encoded["size"]), "counts": encoded["counts"].decode()}
+def detection(box: list[float], score: float, category: int, mask: Any = None) -> dict[str, Any]:
+    """Return a detection with a mask of its box, or of another box."""
+    row = coco_detection(box, score, category, 7)
+    return row | {"segmentation": polygons_to_rle(rectangle(*(mask or box)), 160, 200)}
 
 
 @pytest.fixture
-def analyzed(tmp_path: Path) -> RunAnalysis:
-    """Return the analysis of a gray image with a cat detected as a dog, and a missed dog."""
+def make_gallery(tmp_path: Path) -> Callable[..., ErrorGallery]:
+    """Return a function that makes the gallery of detections on a gray image of a cat and a dog."""
     objects = [
         coco_object(box, category, 7, segmentation=rectangle(*box))
         for category, box in ((3, MISNAMED), (5, MISSED))
@@ -40,24 +42,31 @@ def analyzed(tmp_path: Path) -> RunAnalysis:
     (tmp_path / "a.json").write_text(json.dumps(content))
     Image.new("RGB", (200, 160), (128, 128, 128)).save(tmp_path / "7.png")
     dataset = CocoDataset(tmp_path / "a.json", tmp_path)
-    row = coco_detection(MISNAMED, 0.75, 5, 7, segmentation=rle(MISNAMED))
-    results = Results.from_coco([row], ["bbox", "segm"])
-    coco_gt = build_coco_gt(dataset)
-    analysis = DetectionAnalysis(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
-    run = Run("run", tmp_path, CfgNode())
-    return RunAnalysis(run, dataset, coco_gt, results, {"segm": analysis})
+    coco_gt, run = build_coco_gt(dataset), Run("run", tmp_path, CfgNode())
+
+    def make(*rows: dict[str, Any], count: int = 5) -> ErrorGallery:
+        results = Results.from_coco(rows, ["bbox", "segm"])
+        analysis = DetectionAnalysis(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+        return ErrorGallery(RunAnalysis(run, dataset, coco_gt, results, {"segm": analysis}), count)
+
+    return make
 
 
 @pytest.fixture
-def gallery(analyzed: RunAnalysis) -> ErrorGallery:
-    return ErrorGallery(analyzed, 5)
+def gallery(make_gallery: Callable[..., ErrorGallery]) -> ErrorGallery:
+    """Return the gallery of the cat detected as a dog."""
+    return make_gallery(detection(MISNAMED, 0.75, 5))
+
+
+def pixels_of(source: str) -> np.ndarray:
+    """Return the pixels of a data URI relative to the gray of the image."""
+    data = base64.b64decode(source.removeprefix("data:image/jpeg;base64,"))
+    return np.asarray(Image.open(io.BytesIO(data))).astype(int) - 128
 
 
 def panels(source: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the left and the right panel, relative to the gray of the image."""
-    data = base64.b64decode(source.removeprefix("data:image/jpeg;base64,"))
-    pixels = np.asarray(Image.open(io.BytesIO(data))).astype(int) - 128
-    pixels = pixels[6:-6, 6:-6]
+    """Return the left and the right panel."""
+    pixels = pixels_of(source)[6:-6, 6:-6]
     side = (pixels.shape[1] - 6) // 2
     return pixels[:, :side], pixels[:, -side:]
 
@@ -89,48 +98,28 @@ def test_missed_objects(gallery):
     assert (labels.max(axis=(0, 1)) > 60).any()
 
 
-def test_number_of_images_is_limited(analyzed):
-    few = ErrorGallery(analyzed, max_images=1)
+def test_number_of_images_is_limited(make_gallery):
+    few = make_gallery(detection(MISNAMED, 0.75, 5), count=1)
     assert len(few.missed_objects()) == 1
     assert len(few.false_positives()) == 1
 
 
-def test_background_detections(analyzed):
+def test_background_detections(make_gallery):
     """A detection on the cat has an empty mask; another one is far from all objects."""
-    empty = {"size": [160, 200], "counts": encode_bitmap(np.zeros((160, 200)))["counts"]}
-    far = [100.0, 10.0, 20.0, 20.0]
-    rows = [
-        coco_detection(MISNAMED, 0.5, 3, 7, segmentation=empty),
-        coco_detection(far, 0.6, 5, 7, segmentation=rle(far)),
-    ]
-    results = Results.from_coco(rows, ["bbox", "segm"])
-    analysis = DetectionAnalysis(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
-    analyzed = replace(analyzed, results=results, analyses={"segm": analysis})
-    errors = ErrorGallery(analyzed, 5).false_positives()
-    assert [error.text for error in errors] == [
-        "dog (7.png)", "cat (7.png)",
-    ]  # fmt: skip
+    empty = detection(MISNAMED, 0.5, 3) | {"segmentation": encode_bitmap(np.zeros((160, 200)))}
+    errors = make_gallery(empty, detection(FAR, 0.6, 5)).false_positives()
+    assert [error.text for error in errors] == ["dog (7.png)", "cat (7.png)"]
     assert {error.kind for error in errors} == {"background"}
 
 
-def test_examples_mark_right_wrong_and_missed_objects(analyzed: RunAnalysis) -> None:
+def test_examples_mark_right_wrong_and_missed_objects(make_gallery):
     """The cat is right, a detection of low score does not count."""
-    rows = [
-        {"image_id": 7, "category_id": 3, "bbox": MISNAMED, "score": 0.9,
-         "segmentation": rle(MISNAMED)},
-        {"image_id": 7, "category_id": 5, "bbox": [100.0, 10.0, 30.0, 30.0], "score": 0.95,
-         "segmentation": rle([100.0, 10.0, 30.0, 30.0])},
-        {"image_id": 7, "category_id": 5, "bbox": MISSED, "score": 0.1,
-         "segmentation": rle([150.0, 100.0, 10.0, 40.0])},
-    ]  # fmt: skip
-    results = Results.from_coco(rows, ["bbox", "segm"])
-    analysis = DetectionAnalysis(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
-    gallery = ErrorGallery(replace(analyzed, results=results, analyses={"segm": analysis}), 5)
+    low = detection(MISSED, 0.1, 5, mask=[150.0, 100, 10, 40])
+    gallery = make_gallery(detection(MISNAMED, 0.9, 3), detection(FAR, 0.95, 5), low)
     (example,) = gallery.examples(6)
     assert [example[name] for name in ("file", "right", "wrong", "missed")] == ["7.png", 1, 1, 1]
     assert example["aspect"] == pytest.approx(200 / 160, rel=0.01)
-    data = base64.b64decode(example["source"].removeprefix("data:image/jpeg;base64,"))
-    drawn = np.asarray(Image.open(io.BytesIO(data))).astype(int) - 128
+    drawn = pixels_of(example["source"])
     scale = drawn.shape[1] / 200
     right, wrong, missed = (
         drawn[round(y * scale), round(x * scale)] for x, y in ((40, 45), (115, 30), (165, 125))
