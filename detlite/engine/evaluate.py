@@ -1,7 +1,8 @@
-"""Evaluate a detector on whole datasets."""
+"""Evaluate a detector on whole datasets: metrics, and for TEST.LOSS the training losses."""
 
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,27 +10,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
-from detlite.data import CocoDataset, DataError, build_test_loader
+from detlite.data import CocoDataset, DataError, build_dataset, build_test_loader
 from detlite.data.datasets.coco import Target
 from detlite.data.transforms.resize import size_of
-from detlite.distributed import broadcast_buffers, is_main
+from detlite.distributed import all_gather_objects, broadcast_buffers, is_main
 from detlite.evaluation.detection_results import to_coco_results
 from detlite.evaluation.evaluators import build_evaluators
-from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
+from detlite.evaluation.metrics import (
+    Metrics,
+    MetricValue,
+    check_expected,
+    format_losses,
+    format_table,
+)
 from detlite.evaluation.results import Results, gather_results, write_results
 from detlite.files.atomic_write import atomic_open
 from detlite.inference.build import build_detector
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
+from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import autocast, resolve_dtype
 from detlite.structures.categories import CategoryMatch
 from detlite.structures.instances import Detections
 
-from .validation_loss import validation_loss
+from .rng import preserve_rng
 
 logger = logging.getLogger(__name__)
 
@@ -214,3 +222,61 @@ def run_inference(
         dataset.name, done, seconds, done / seconds, resolve_dtype(cfg.DTYPE, detector.device),
     )  # fmt: skip
     return results
+
+
+def build_loss_dataset(cfg: CfgNode, name: str) -> CocoDataset:
+    """Build a dataset of DATASETS.TEST like a training set: with masks, annotated images only."""
+    return build_dataset(_train_on_test_sets(cfg), name, train=True)
+
+
+def validation_loss(cfg: CfgNode, model: DetectionModel, name: str) -> dict[str, float | None]:
+    """Compute the losses on a dataset of DATASETS.TEST; every process calls it for its part.
+
+    The result is a mean over images, each in a separate batch. Many losses are means over the boxes
+    of a batch, so the result would otherwise depend on the number of processes and on
+    TEST.IMS_PER_BATCH. Images are resized as in evaluation and not augmented. Batch norm uses its
+    running statistics. The seed of each image determines which boxes are sampled, and the random
+    generators and the mode of the model are restored afterwards.
+
+    Returns:
+        `total` and each loss without the prefix "loss_", in every process; None if not finite.
+    """
+    optimize_for_training(model)  # rounds like the training losses
+    dataset = build_loss_dataset(cfg, name)
+    rows: list[dict[str, float]] = []
+    was_training = model.training
+    with torch.no_grad(), preserve_rng(model.device):
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        for images, targets in build_test_loader(_train_on_test_sets(cfg), dataset):
+            for image, target in zip(images, targets, strict=True):
+                torch.manual_seed((cfg.SEED + target["image_id"]) % 2**63)
+                with autocast(cfg.DTYPE, model.device):
+                    losses = model([image], [target])
+                values = torch.stack([loss.float() for loss in losses.values()]).tolist()
+                rows.append(dict(zip(losses, values, strict=True)))
+    model.train(was_training)
+    all_rows = [row for part in all_gather_objects(rows) for row in part]
+    # fsum is exact, so neither the order nor the number of processes matters.
+    means = {
+        key.removeprefix("loss_"): math.fsum(row[key] for row in all_rows) / len(all_rows)
+        for key in all_rows[0]
+    }
+    result = {"total": math.fsum(means.values()), **means}
+    return {
+        key: MetricValue(value, lower_is_better=True) if math.isfinite(value) else None
+        for key, value in result.items()
+    }
+
+
+def _train_on_test_sets(cfg: CfgNode) -> CfgNode:
+    """Return the config with the test sets as training sets, without test-time augmentation."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.DATASETS.TRAIN = cfg.DATASETS.TEST
+    cfg.DATASETS.PROPOSAL_FILES_TRAIN = cfg.DATASETS.PROPOSAL_FILES_TEST
+    cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN = cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST
+    cfg.TEST.BBOX_AUG.ENABLED, cfg.TEST.TILE = False, 0  # both load images without resizing
+    return cfg

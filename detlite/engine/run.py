@@ -34,7 +34,13 @@ from detlite.registry import Registry
 
 from .checkpointer import newest_checkpoint, resume_run, save_run
 from .environment import describe_environment
-from .evaluate import EMA_SUFFIX, check_evaluation, evaluate, write_metrics
+from .evaluate import (
+    EMA_SUFFIX,
+    build_loss_dataset,
+    check_evaluation,
+    evaluate,
+    write_metrics,
+)
 from .hooks import build_hooks
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import ModelEMA
@@ -47,7 +53,6 @@ from .schedule_free import averaged_weights
 from .solver import build_optimizer, build_scheduler, warn_of_frozen_norms
 from .train_step import TrainStep
 from .trainer import Evaluation, Hook, Trainer
-from .validation_loss import build_loss_dataset
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.data import DataError, build_dataset
 from detlite.data.datasets.catalog import DATASETS, coco_files
@@ -20,9 +19,9 @@ from detlite.engine.evaluate import (
     evaluate_dataset,
     match_categories,
     run_inference,
+    validation_loss,
     write_metrics,
 )
-from detlite.engine.validation_loss import validation_loss
 from detlite.evaluation import EVALUATORS, Evaluator
 from detlite.evaluation.detection_results import to_coco_results
 from detlite.inference.options import InferenceOptions, View
@@ -108,25 +107,36 @@ def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):
     assert len(seen) == 7
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_shapes_are_dynamic_only_during_inference(evaluated, toy, monkeypatch, static):
-    seen = []
+@pytest.mark.parametrize("names", [(), ("val", "train")])
+def test_several_sets_are_reported_by_name(evaluated, tmp_path, names):
+    metrics = evaluated("DATASETS.TEST", names)
+    assert tuple(metrics) == names
+    file = tmp_path / "evaluation.json"
+    assert json.loads(file.read_text()) == metrics if names else not file.exists()
 
-    def record(cfg, detector, dtype, dataset):
-        seen.append(detector.static_shapes)
-        return run_inference(cfg, detector, dtype, dataset)
 
-    monkeypatch.setattr("detlite.engine.evaluate.run_inference", record)
-    toy.static_shapes = static  # optimize_for_training sets it on GPUs
+@pytest.mark.parametrize("training", [False, True])
+def test_the_mode_shapes_and_random_state_are_kept(evaluated, toy, monkeypatch, training):
+    detect = toy._detect
+
+    def record(image):
+        assert not toy.static_shapes  # padding is not computed
+        return detect(image)
+
+    monkeypatch.setattr(toy, "_detect", record)
+    toy.train(training).static_shapes = training  # optimize_for_training sets it on GPUs
+    state = torch.get_rng_state()
     evaluated()
-    assert seen == [False]
-    assert toy.static_shapes is static
+    assert toy.training is toy.static_shapes is training
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_several_sets_are_reported_by_name(evaluated, tmp_path):
-    metrics = evaluated("DATASETS.TEST", ("val", "train"))
-    assert list(metrics) == ["val", "train"]
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == metrics
+def test_no_detections_have_ap_0(evaluated, toy, tmp_path):
+    detect = toy._detect
+    toy._detect = lambda image: detect(image)[:0]
+    metrics = evaluated("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 250)["val"]
+    assert metrics["bbox"]["AP"] == metrics["segm"]["AP"] == metrics["bbox"]["AR250"] == 0
+    assert json.loads((tmp_path / "results_val.json").read_text()) == []
 
 
 def test_expected_results_are_checked(evaluated, caplog):
@@ -226,49 +236,23 @@ def test_equal_kinds_are_prefixed_with_the_evaluator(evaluated, monkeypatch):
     assert metrics["coco bbox"]["AP"] > 0.9
 
 
-def test_checks_come_before_inference(evaluated, monkeypatch):
-    monkeypatch.setattr("detlite.engine.evaluate.run_inference", None)
-    with pytest.raises(ConfigError, match="'cityscapes' needs 'segm'"):
-        evaluated(*with_evaluators("cityscapes"), "MODEL.MASK_ON", False)
-
-
-@pytest.mark.parametrize("name", ["../val", "a/b", "/val", "a\\b"])
-def test_dataset_names_with_slashes_are_refused(evaluated, monkeypatch, tmp_path, name):
-    monkeypatch.setattr("detlite.engine.evaluate.run_inference", None)
-    entry = {"annotations": "blocks.json", "images": "."}
-    catalog = [{"name": "train", **entry}, {"name": "val", **entry}, {"name": name, **entry}]
-    with pytest.raises(ConfigError, match=r"contains a slash.*choose a name without slashes"):
-        evaluated("DATASETS.CATALOG", catalog, "DATASETS.TEST", (name,))
-    assert list(tmp_path.glob("*.json")) == []
-
-
-def test_results_that_cannot_be_written(evaluated, tmp_path):
-    (tmp_path / "results_val.json").mkdir()
-    with pytest.raises(OSError, match=r"cannot be written .*results_val\.json"):
-        evaluated()
-
-
-def test_no_detections_have_ap_0(evaluated, toy, tmp_path):
-    detect = toy._detect
-    toy._detect = lambda image: detect(image)[:0]
-    metrics = evaluated()["val"]
-    assert metrics["bbox"]["AP"] == metrics["segm"]["AP"] == 0
-    assert json.loads((tmp_path / "results_val.json").read_text()) == []
-
-
-def test_average_recall_uses_the_number_of_detections_per_image(evaluated):
-    metrics = evaluated("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 250)["val"]
-    assert "AR250" in metrics["bbox"]
-    assert "AR100" not in metrics["bbox"]
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_the_model_and_the_random_state_are_kept(evaluated, toy, training):
-    toy.train(training)
-    state = torch.get_rng_state()
-    evaluated()
-    assert toy.training is training
-    assert torch.equal(torch.get_rng_state(), state)
+@pytest.mark.parametrize(
+    ("entry", "opts", "message"),
+    [
+        ({"evaluators": ["cityscapes"]}, ["MODEL.MASK_ON", False], "'cityscapes' needs 'segm'"),
+        ({"annotations": "bare.json"}, [], "has no annotations, so nothing can be evaluated"),
+        *(({"name": name}, ["DATASETS.TEST", (name,)], r"contains a slash.*choose a name")
+          for name in ("../val", "a/b", "/val", "a\\b")),
+    ],
+)  # fmt: skip
+def test_checks_come_before_training(train_toy, make_cfg, blocks, entry, opts, message):
+    content = json.loads((blocks / "blocks.json").read_text())
+    (blocks / "bare.json").write_text(json.dumps(content | {"annotations": []}))
+    train = {"name": "train", "annotations": "blocks.json", "images": "."}
+    catalog = [train, train | {"name": "val"} | entry]
+    with pytest.raises((ConfigError, DataError), match=message):
+        train_toy("DATASETS.CATALOG", catalog, "TEST.LOSS", True, *opts)
+    assert not (Path(make_cfg().OUTPUT_DIR) / "metrics.jsonl").exists()
 
 
 def test_other_categories_are_refused(make_cfg, make_sets, toy, tmp_path):
@@ -292,11 +276,6 @@ def test_categories_match_by_name(make_cfg, make_sets, toy, tmp_path, caplog):
         evaluate_dataset(make_cfg("TEST.LOSS", True), toy, dataset, tmp_path)
 
 
-def test_without_test_sets_there_are_no_metrics(evaluated, tmp_path):
-    assert evaluated("DATASETS.TEST", ()) == {}
-    assert not (tmp_path / "evaluation.json").exists()
-
-
 def test_the_loss_is_the_mean_over_images(make_cfg, toy):
     cfg = make_cfg("INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 1.0)
     toy.noise = 0.0
@@ -316,6 +295,14 @@ def test_the_loss_is_the_mean_over_images(make_cfg, toy):
     for name in ("classifier", "box"):
         mean = sum(one[f"loss_{name}"] for one in alone) / len(alone)
         assert losses[name] == pytest.approx(mean, rel=0.02)
+
+
+def test_a_non_finite_loss_is_none(make_cfg, toy):
+    forward = toy.forward
+    toy.forward = lambda *batch: forward(*batch) | {"loss_box": torch.tensor(math.nan)}
+    losses = validation_loss(make_cfg(), toy, "val")
+    assert losses["box"] is losses["total"] is None
+    assert losses["classifier"] > 0
 
 
 def test_the_model_and_the_generators_are_unchanged(make_cfg, toy):
@@ -352,46 +339,11 @@ def test_training_is_the_same_with_and_without_it(train_toy, tmp_path):
     assert torch.equal(*drawn)
 
 
-@pytest.mark.slow
-def test_the_checkpoint_with_the_lowest_loss_is_the_best(train_toy):
-    opts = ["TEST.LOSS", True, "SOLVER.BEST_METRIC", "loss/total", "SOLVER.EMA_DECAY", 0.5]
-    cfg, _ = train_toy(*opts, "SOLVER.TEST_PERIOD", 1, "SOLVER.MAX_ITER", 6)
-    rows = read_metrics(cfg.OUTPUT_DIR, "evaluation")
-    totals = {row["iteration"]: row["evaluation"]["val"]["loss"]["total"] for row in rows}
-    assert len(set(totals.values())) == 6
-    best = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_best.pth")
-    assert best.training["iteration"] == min(totals, key=totals.__getitem__)
-    averaged = [row["evaluation"]["val average"] for row in rows]
-    assert {kinds["loss"]["total"] for kinds in averaged}.isdisjoint(totals.values())
-
-
-def test_a_non_finite_loss_is_none(make_cfg, toy, tmp_path):
-    cfg = make_cfg("TEST.LOSS", True)
-    forward = toy.forward
-    toy.forward = lambda *batch: forward(*batch) | {"loss_box": torch.tensor(math.nan)}
-    toy.categories = build_dataset(cfg, "val", train=False).categories
-    metrics = evaluate(cfg, toy, [build_dataset(cfg, "val", train=False)], tmp_path)
-    assert metrics["val"]["loss"]["box"] is metrics["val"]["loss"]["total"] is None
-    assert metrics["val"]["loss"]["classifier"] > 0
-
-
-def test_a_set_without_annotations_is_refused_before_training(train_toy, blocks, make_cfg):
-    content = json.loads((blocks / "blocks.json").read_text())
-    (blocks / "bare.json").write_text(json.dumps(content | {"annotations": []}))
-    entries = [
-        {"name": "train", "annotations": "blocks.json", "images": "."},
-        {"name": "val", "annotations": "bare.json", "images": "."},
-    ]
-    with pytest.raises(DataError, match="has no annotations, so nothing can be evaluated"):
-        train_toy("TEST.LOSS", True, "DATASETS.CATALOG", entries)
-    assert not (Path(make_cfg().OUTPUT_DIR) / "metrics.jsonl").exists()
-
-
 SHARED = """
 import json, yaml
 from detlite.config import config_from
 from detlite.distributed import process_group, rank
-from detlite.engine.validation_loss import validation_loss
+from detlite.engine.evaluate import validation_loss
 from detlite.modeling.build import build_model
 from tests.engine.toy import read_metrics
 import torch

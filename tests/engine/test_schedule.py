@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from detlite.config import ConfigError
 from detlite.engine import schedule
 from detlite.engine.schedule import Schedule
 from tests.engine.toy import new_toy, read_final, read_metrics, without_times
@@ -280,11 +279,6 @@ def test_an_interrupted_run_resumes_exactly(run, tmp_path, fail_at, period):
     torch.testing.assert_close(ours.training["run_length"], theirs.training["run_length"])
 
 
-def test_a_finished_run_only_evaluates(run):
-    before = run("run")
-    assert run("run", resume=True) == before
-
-
 def test_more_minutes_use_the_learning_rate_of_the_longer_run(run):
     run("run", "SOLVER.WARMUP_ITERS", 0)
     rows = run("run", "SOLVER.WARMUP_ITERS", 0, resume=True, minutes=2)
@@ -292,11 +286,6 @@ def test_more_minutes_use_the_learning_rate_of_the_longer_run(run):
     assert len(rates) == 12
     expected = [0.05 * (1 + math.cos(math.pi * n / 12)) for n in range(6, 12)]
     assert rates[6:] == pytest.approx(expected)
-
-
-def test_steps_in_iterations_are_refused_with_a_time_limit(run):
-    with pytest.raises(ConfigError, match=r"STEPS \(3,\) are iterations.*LR_SCHEDULE cosine"):
-        run("run", "SOLVER.LR_SCHEDULE", "multistep")
 
 
 RANKS = """

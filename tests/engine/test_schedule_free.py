@@ -10,9 +10,8 @@ from torch.testing import assert_close
 
 from detlite import ConfigError
 from detlite.config import load_config
-from detlite.engine.schedule import Schedule
 from detlite.engine.schedule_free import averaged_weights, restore_trained_weights
-from detlite.engine.solver import build_optimizer, build_scheduler
+from detlite.engine.solver import build_optimizer
 from tests.engine.toy import assert_equal
 
 KEYS = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
@@ -96,19 +95,6 @@ def test_other_optimizers_do_not_change():
     with averaged_weights(optimizer):
         assert_equal(model.state_dict(), weights)
         assert_equal(optimizer.state_dict(), state)
-
-
-def test_the_learning_rate_is_constant_after_warm_up():
-    opts = ["SOLVER.MAX_ITER", 10, "SOLVER.WARMUP_ITERS", 2, "SOLVER.WARMUP_FACTOR", 0.5]
-    cfg = load_config(None, [*KEYS, "SOLVER.BASE_LR", LR, *opts])
-    optimizer = build(nn.Linear(3, 2), *opts)
-    scheduler = build_scheduler(cfg, optimizer, Schedule(cfg.SOLVER, 100))
-    rates = []
-    for _ in range(10):
-        rates.append(scheduler.get_last_lr()[0] / LR)
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([0.5, 0.75, *[1.0] * 8])
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from detlite.checkpoint.files import read_checkpoint
-from detlite.data import DataError, build_train_dataset
+from detlite.data import DataError
 from detlite.engine.checkpointer import newest_checkpoint
 from detlite.engine.hooks import Hook
 from detlite.engine.run import TrainingRun
 from detlite.engine.signals import StoppedError
 from detlite.errors import NonFiniteLossError
-from detlite.modeling.build import build_model
 from detlite.modeling.compilation import compile_losses
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 from tests.engine.toy import assert_equal, call_at, new_toy, read_final, read_metrics, without_times
@@ -223,16 +222,6 @@ def test_nothing_is_saved_or_evaluated_after_a_non_finite_loss(
     assert saved == ["model_0000002.pth"]
     last = newest_checkpoint(Path(cfg.OUTPUT_DIR))
     assert all(value.isfinite().all() for value in last.model.values())
-
-
-def test_losses_are_compiled_on_request(plates_config, monkeypatch):
-    compiled = []
-    monkeypatch.setattr("detlite.engine.run.compile_losses", compiled.append)
-    for value in (False, True):
-        cfg = plates_config("MODEL.COMPILE", value)
-        model = build_model(cfg)
-        TrainingRun(cfg, model, build_train_dataset(cfg), [])
-    assert compiled == [model]
 
 
 @pytest.fixture
