@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,28 +100,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv(VARIABLE, str(folder))
     return folder
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Any]:
-    """Start a local S3 server with a bucket `sets`, configure fsspec for it, and yield a client."""
-    moto = pytest.importorskip("moto.server", reason="needs moto[server]")
-    s3fs = pytest.importorskip("s3fs", reason="needs detlite[remote]")
-    import boto3
-    from fsspec.config import conf
-
-    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setitem(conf, "s3", {"endpoint_url": f"http://{host}:{port}"})
-    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
-    client.create_bucket(Bucket="sets")
-    yield client
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
 
 
 @pytest.fixture

@@ -46,6 +46,17 @@ def scene(number, size, seed):
     return image, target, bitmaps
 
 
+def box_scene(boxes, size, channels=3, **target):
+    """Return a black image with bright boxes xyxy, and a target whose masks cover them."""
+    boxes = torch.tensor(boxes, dtype=torch.float32)
+    masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[y1:y2, x1:x2] = 1
+    image = masks.amax(0).mul(255).expand(channels, -1, -1).contiguous()
+    labels, packed = torch.arange(1, len(boxes) + 1), PackedMasks.from_bitmaps(masks)
+    return image, {"boxes": boxes, "labels": labels, "masks": packed, "size": size, **target}
+
+
 def bitmaps_by_pixel(image, scenes):
     """Decode the pixels of an image that show each object: {label: bool [H, W]}."""
     column, row, number = image.long()

@@ -1,4 +1,4 @@
-"""A local HTTP server that simulates faults, and a helper for a local S3 server."""
+"""A local HTTP server that simulates faults."""
 
 import re
 import threading
@@ -130,10 +130,3 @@ def serving(folder: Path) -> Iterator[FileServer]:
             server.ended.set()
             server.shutdown()
             thread.join()
-
-
-def upload(client: Any, folder: Path) -> None:
-    """Upload all files of a folder to the bucket `sets`."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            client.upload_file(str(path), "sets", str(path.relative_to(folder)))

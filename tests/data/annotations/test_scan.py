@@ -44,12 +44,6 @@ def test_any_document(content, indent, ascii_only, tmp_path_factory):
     assert expected.keys() == content.keys()
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-le"])
-def test_encodings(encoding, read):
-    content = {"images": [{"file_name": "é€\U0001f600.png"}], "annotations": [], "categories": []}
-    assert content_of(read(json.dumps(content, ensure_ascii=False).encode(encoding))) == content
-
-
 @pytest.mark.parametrize("value", ["NaN", "Infinity", '"\\ud800"', "1e999", '{"x": 1, "x": 2}'])
 @pytest.mark.parametrize("key", ["info", "images"])
 def test_values_that_only_python_accepts_and_repeated_keys(value, key, read):

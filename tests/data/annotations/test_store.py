@@ -212,13 +212,6 @@ def test_concurrent_processes_build_one_index(content, write_set, cache, tmp_pat
     assert note.read_text() == "once"
 
 
-def test_the_order_of_the_lists_does_not_matter(content, write_set, cache):
-    first = open_table(write_set(content)[0])
-    second = open_table(write_set(dict(reversed(content.items())), "reversed")[0])
-    assert first.path != second.path
-    assert first.full_content() == second.full_content()
-
-
 def test_memory_is_bounded(content, write_set, cache):
     """Only the positions of the entries are in memory."""
     row = content["annotations"][0]

@@ -4,13 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from detlite.data.annotations.ids import parse_integer
 from detlite.data.annotations.notation import normalize
-from detlite.data.annotations.single import read_box, read_segmentation
+from detlite.data.annotations.single import read_box
 from detlite.data.annotations.store import table_of
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
@@ -28,24 +26,6 @@ HALVES = (4, 6, 9, 6, 9, 14, 4, 14), (9, 6, 14, 6, 14, 14, 9, 14)
 
 def found(dataset):
     return "\n".join(map(str, dataset.findings))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"images": ' + "[" * 100_000, "the JSON is nested too deeply"), ("{", "not valid JSON"),
-        ("\xff\xfe{}", "not valid JSON"), ("[1, 2]", "not in COCO format: a JSON list"),
-        ("{}", "'images' is missing"), ('{"images": {}}', "'images' must be a list of objects"),
-        ('{"images": [3], "annotations": [], "categories": []}', "objects, but entry 0 is 3"),
-        ('{"images": [{"id": 1}]}', "'annotations' is missing"),
-        ('{"images": [], "annotations": [], "categories": []}', "'images' is empty"),
-    ],
-)  # fmt: skip
-def test_files_not_in_coco_format(tmp_path, text, message):
-    file = tmp_path / "annotations.json"
-    file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(DataError, match=rf"annotations\.json: .*{message}"):
-        CocoDataset(file, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -466,23 +446,6 @@ def test_bad_images_are_found_in_advance(content, write_set):
 )
 def test_valid_boxes_are_kept(box):
     assert read_box(box, 30, 40) == (box, None, None)
-
-
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=6)
-        | st.dictionaries(st.sampled_from(["x", "y", "size", "counts"]), inner)
-    ),
-    max_leaves=12,
-)
-
-
-@given(value=_VALUES)
-@pytest.mark.slow
-def test_any_value_is_read_or_refused(value):
-    for reading in (read_box(value, 30, 40), read_segmentation(value, 30, 40)):
-        assert (reading.problem is None) == (reading.value is not None)
 
 
 @pytest.mark.parametrize(

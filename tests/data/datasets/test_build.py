@@ -172,26 +172,6 @@ def test_number_of_classes_must_match_the_data(content, write_set, small_cfg):
         build_train_dataset(cfg)
 
 
-@pytest.mark.parametrize(
-    ("convention", "upright"), [("", True), ("detectron2", True), ("maskrcnn-benchmark", False)]
-)
-def test_exif_orientation_follows_the_convention(
-    content, write_set, small_cfg, convention, upright
-):
-    _, folder = write_set(content)
-    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 3  # upside down
-    Image.fromarray(pixels).save(folder / "a.png", exif=exif)
-    cfg = small_cfg("MODEL.CONVENTION", convention)
-    image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
-    assert np.array_equal(image, pixels[::-1, ::-1] if upright else pixels)
-    other = [f"exif_orientation={not upright}"]
-    cfg = small_cfg("MODEL.CONVENTION", convention, "MODEL.CONVENTION_OVERRIDE", other)
-    image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
-    assert np.array_equal(image, pixels if upright else pixels[::-1, ::-1])
-
-
 def test_images_that_are_trained_and_tested_on(content, write_set, small_cfg, tmp_path):
     write_set(content)
     (tmp_path / "other").mkdir()

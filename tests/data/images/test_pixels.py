@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from detlite.data.images.pixels import ImageOptions
+from detlite.config import load_config
+from detlite.data.images.pixels import ImageOptions, build_image_options
 
 
 @pytest.mark.parametrize(
@@ -22,3 +23,13 @@ from detlite.data.images.pixels import ImageOptions
 def test_invalid_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ImageOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("convention", "upright"), [("", True), ("detectron2", True), ("maskrcnn-benchmark", False)]
+)
+def test_exif_orientation_follows_the_convention(convention, upright):
+    keys = ["MODEL.CONVENTION", convention]
+    assert build_image_options(load_config(None, keys)).exif_orientation == upright
+    keys += ["MODEL.CONVENTION_OVERRIDE", [f"exif_orientation={not upright}"]]
+    assert build_image_options(load_config(None, keys)).exif_orientation != upright

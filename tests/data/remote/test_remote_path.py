@@ -29,7 +29,7 @@ from detlite.data.locations import local_copy, parse_location
 from detlite.data.remote.remote_path import RemotePath
 from detlite.files import retry
 from detlite.files.errors import RemoteError
-from tests.data.servers import serving, upload
+from tests.data.servers import serving
 
 
 @pytest.fixture(autouse=True)
@@ -270,33 +270,6 @@ def test_check_command_with_urls(remote, tmp_path, capsys):
     shutil.rmtree(os.environ["DETLITE_CACHE"])
     assert main(command) == 2
     assert "a.png: cannot be read (HTTP status 403) (image id 10)" in capsys.readouterr().err
-
-
-# S3
-
-
-@pytest.fixture
-def bucket(content, write_set, tmp_path, s3):
-    """Upload the small dataset to a bucket; return the S3 client."""
-    write_set(content)
-    upload(s3, tmp_path)
-    return s3
-
-
-@pytest.mark.slow
-def test_dataset_in_a_bucket(bucket, small_cfg, tmp_path, content):
-    cfg = small_cfg("DATASETS.ROOT", "s3://sets")
-    dataset = build_dataset(cfg, "small", train=False)
-    files = tmp_path / "small/annotations.json", tmp_path / "small/images"
-    assert same(dataset, CocoDataset(*files))
-    bucket.delete_object(Bucket="sets", Key="small/images/a.png")
-    assert same(dataset, CocoDataset(*files))  # from the cache
-    content["images"].pop()
-    bucket.put_object(
-        Bucket="sets", Key="small/annotations.json", Body=json.dumps(content).encode()
-    )
-    with pytest.raises(DataError, match=r"annotation 4 \(image 13\)"):
-        build_dataset(cfg, "small", train=False)
 
 
 @pytest.mark.parametrize("faults", [[503, 503], ["reset"], ["cut", 503, "cut"]])

@@ -12,7 +12,7 @@ from detlite.data.transforms.custom import (
     wrap_albumentations,
     wrap_torchvision,
 )
-from detlite.structures.masks.packed import PackedMasks
+from tests.data.pixel_scenes import box_scene
 
 SIZE = (60, 80)
 
@@ -24,19 +24,10 @@ def use():
 
 
 def scene():
-    boxes = torch.tensor([[10.0, 12.0, 40.0, 30.0], [60.0, 40.0, 78.0, 58.0]])
-    masks = torch.zeros(2, *SIZE, dtype=torch.uint8)
-    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
-        mask[y1:y2, x1:x2] = 1
-    target = {
-        "boxes": boxes,
-        "labels": torch.tensor([3, 4]),
-        "masks": PackedMasks.from_bitmaps(masks),
-        "keypoints": torch.tensor([[[25.5, 21.5, 2.0]], [[69.5, 49.5, 1.0]]]),
-        "ignored_boxes": torch.tensor([[0.0, 0.0, 9.0, 9.0]]),
-        "image_id": 8,
-    }
-    return (masks.amax(0) * 255).expand(3, -1, -1).contiguous(), target
+    image, target = box_scene([[10, 12, 40, 30], [60, 40, 78, 58]], SIZE, image_id=8)
+    target["keypoints"] = torch.tensor([[[25.5, 21.5, 2.0]], [[69.5, 49.5, 1.0]]])
+    target["ignored_boxes"] = torch.tensor([[0.0, 0.0, 9.0, 9.0]])
+    return image, target
 
 
 def check(image, target):
@@ -60,7 +51,7 @@ def test_a_custom_function(use):
     image, target = scene()
     _, target = use(shift)(image, {name: target[name] for name in ("boxes", "labels")})
     assert target["boxes"].tolist() == [[40, 12, 70, 30]]  # the other one left the image
-    assert target["labels"].tolist() == [3]
+    assert target["labels"].tolist() == [1]
 
 
 @pytest.mark.parametrize(

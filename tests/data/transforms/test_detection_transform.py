@@ -13,19 +13,12 @@ from detlite.data.transforms.detection_transform import (
 )
 from detlite.data.transforms.resize import RandomShortestSize, resize_shortest
 from detlite.structures.masks.packed import PackedMasks
+from tests.data.pixel_scenes import box_scene
 
 
 def scene():
-    """Return an image with two bright rectangles, and a target whose boxes and masks cover them."""
-    image = torch.zeros(3, 32, 48, dtype=torch.uint8)
-    masks = torch.zeros(2, 32, 48, dtype=torch.uint8)
-    boxes = torch.tensor([[2.0, 4.0, 12.0, 20.0], [30.0, 8.0, 46.0, 16.0]])
-    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
-        mask[y1:y2, x1:x2] = 1
-        image[:, y1:y2, x1:x2] = 255
-    labels = torch.tensor([1, 2])
-    target = {"boxes": boxes, "labels": labels, "masks": PackedMasks.from_bitmaps(masks)}
-    return image, {**target, "image_id": 5, "size": (32, 48)}
+    boxes = [[2.0, 4.0, 12.0, 20.0], [30.0, 8.0, 46.0, 16.0]]
+    return box_scene(boxes, (32, 48), image_id=5)
 
 
 @pytest.mark.parametrize("short_side", [32, 64, 16])

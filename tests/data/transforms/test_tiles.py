@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite.data.transforms.tiles import TrainingTiles, tile_windows
-from detlite.structures.masks.packed import PackedMasks
+from tests.data.pixel_scenes import box_scene
 
 
 @pytest.mark.parametrize("size", [(100, 100), (101, 333), (40, 250), (7, 9)])
@@ -24,19 +24,8 @@ def test_tiles_cover_the_image_and_overlap(size, overlap):
 
 
 def scene(boxes, size=(60, 200)):
-    boxes = torch.tensor(boxes, dtype=torch.float32)
-    masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
-    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
-        mask[y1:y2, x1:x2] = 1
-    target = {
-        "boxes": boxes,
-        "labels": torch.arange(1, len(boxes) + 1),
-        "masks": PackedMasks.from_bitmaps(masks),
-        "ignored_boxes": torch.tensor([[0.0, 0.0, 5.0, 5.0]]),
-        "size": size,
-        "image_id": 4,
-    }
-    return masks.amax(0).mul(255)[None], target
+    region = torch.tensor([[0.0, 0.0, 5.0, 5.0]])
+    return box_scene(boxes, size, channels=1, ignored_boxes=region, image_id=4)
 
 
 def test_objects_at_seams_count_by_their_visible_area():
