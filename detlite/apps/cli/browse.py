@@ -24,10 +24,9 @@ OPTIONS = (
 def run(args: Namespace) -> int:
     from detlite.apps.report.browse_page import browse_page
     from detlite.config import load_config
-    from detlite.files.atomic_write import atomic_open
+    from detlite.files.atomic_write import write_file
 
     page = browse_page(load_config(args.config, args.overrides), args.count)
-    with atomic_open(args.output) as file:
-        file.write(page)
+    write_file(args.output, page.encode())
     print(f"{args.output}: {len(page.encode()) / 2**20:.1f} MiB")
     return 0

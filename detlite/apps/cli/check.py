@@ -32,25 +32,20 @@ OPTIONS = (
 
 
 def run(args: Namespace) -> int:
+    from detlite.apps.dataset_check import inspection_report
     from detlite.apps.dataset_check.data_page import data_page
     from detlite.apps.dataset_check.inspection import inspect
-    from detlite.apps.dataset_check.inspection_report import (
-        print_report,
-        print_similar,
-        similar_images,
-    )
     from detlite.data.images.checks import unlisted_images
-    from detlite.files.atomic_write import atomic_open
+    from detlite.files.atomic_write import write_file
 
     sets = [one for path in args.data for one in inspect(path, args.images, args.overrides)]
     listed = [(inspection.table, inspection.folder) for inspection in sets if inspection.table]
     sets[0].findings += unlisted_images(listed)
-    similar = similar_images(sets)
+    similar = inspection_report.similar_images(sets)
     for number, inspection in enumerate(sets):
-        print_report(inspection, args.max_per_kind)
-        print_similar(sets, similar, args.max_per_kind, number)
-    print_similar(sets, similar, args.max_per_kind)
+        inspection_report.print_report(inspection, args.max_per_kind)
+        inspection_report.print_similar(sets, similar, args.max_per_kind, number)
+    inspection_report.print_similar(sets, similar, args.max_per_kind)
     if args.page:
-        with atomic_open(args.page) as file:
-            file.write(data_page(sets, similar))
+        write_file(args.page, data_page(sets, similar).encode())
     return 1 if any(inspection.refused for inspection in sets) else 0

@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
     from detlite.apps.report.runs import read_detections, read_run, run_names
     from detlite.config import ConfigError
     from detlite.engine.run_files import run_lock
-    from detlite.files.atomic_write import atomic_open
+    from detlite.files.atomic_write import write_file
 
     folders, results = list(map(Path, args.runs)), args.results or []
     if bool(args.truth) != bool(results) or bool(folders) == bool(results):
@@ -67,7 +67,6 @@ def run(args: Namespace) -> int:
     output = args.output or folder / ("report.html" if len(paths) == 1 else "comparison.html")
     with run_lock(output.parent, name=output.name):
         page = report_page(runs, args.resamples, args.seed, args.examples, print)
-        with atomic_open(output) as file:
-            file.write(page)
+        write_file(output, page.encode())
     print(f"{output}: {len(page.encode()) / 2**20:.1f} MiB")
     return 0

@@ -49,20 +49,14 @@ def run(args: Namespace) -> int:
 
     if is_data(args.config):
         raise ConfigError(f"--config {args.config}: is not a YAML file; pass data as --data")
+    same = ("data", "weights", "minutes", "overrides", "images", "masks", "skip_bad",
+            "single_class", "group_by")  # fmt: skip
     train(
         args.config,
-        data=args.data,
         test_data=args.val,
-        weights=args.weights,
-        minutes=args.minutes,
         output_dir=args.output,
-        overrides=args.overrides,
-        resume=args.resume or restart_count() > 0,
         all_images=args.all,
-        single_class=args.single_class,
-        images=args.images,
-        masks=args.masks,
-        skip_bad=args.skip_bad,
-        group_by=args.group_by,
+        resume=args.resume or restart_count() > 0,
+        **{name: getattr(args, name) for name in same},
     )
     return 0

@@ -18,7 +18,7 @@ from detlite.data import CocoDataset, DataError
 from detlite.engine.hooks.best_checkpoint import measured_threshold
 from detlite.engine.run import DRAWINGS
 from detlite.engine.run_files import METRICS_FILE
-from detlite.files.atomic_write import atomic_open, atomic_path
+from detlite.files.atomic_write import atomic_path, write_file
 from detlite.inference.options import build_options
 from detlite.inference.predictor import Predictor
 from detlite.modeling.detection_model import DetectionModel
@@ -66,8 +66,7 @@ def write_report(folder: Path) -> None:
     except (ConfigError, DataError) as error:
         logger.info("no report: %s", error)
         return
-    with atomic_open(folder / "report.html") as file:
-        file.write(page)
+    write_file(folder / "report.html", page.encode())
     logger.info("report: %s", folder / "report.html")
 
 

@@ -19,7 +19,6 @@ from detlite.evaluation.engine import (
     IGNORED,
     RECALL_THRESHOLDS,
     TRUE_POSITIVE,
-    Measures,
     numbers_of,
     read_outcomes,
 )
@@ -63,7 +62,6 @@ class MatchedDetections:
         self.counted = positives(truth, kind) & (areas >= low) & (areas <= high)
 
 
-@dataclass(frozen=True, eq=False)
 class BootstrapMetrics:
     """Metrics of B samples; NaN where a sample has no objects.
 
@@ -73,9 +71,38 @@ class BootstrapMetrics:
         measures: the IoU thresholds and the areas.
     """
 
-    ap: np.ndarray
-    recall: np.ndarray
-    measures: Measures
+    def __init__(self, matched: MatchedDetections, samples: np.ndarray) -> None:
+        """Compute the metrics of the samples of `sample_images` for the images of the truth."""
+        self.measures = measures = matched.measures
+        shape = (len(samples), len(measures.ious), matched.shape[1])
+        self.ap = np.full((*shape, len(measures.areas)), np.nan, np.float32)
+        self.recall = np.full(shape, np.nan, np.float32)
+        by_image = np.ascontiguousarray(samples.T)  # [I, B]
+        for k in range(shape[2]):
+            detections = np.flatnonzero(matched.categories == k)
+            objects = np.flatnonzero(matched.object_categories == k)
+            # Only the images of the category count.
+            own = np.concatenate([matched.images[detections], matched.object_images[objects]])
+            used, own = np.unique(own, return_inverse=True)
+            images, object_images = np.split(own, [len(detections)])
+            drawn = torch.from_numpy(by_image[used].astype(np.float32))
+            for a, area in enumerate(measures.areas):
+                counted = object_images[matched.counted[a][objects]]
+                if not len(counted):
+                    continue
+                numbers = np.bincount(counted, minlength=len(used)).astype(np.float32)
+                present = (torch.from_numpy(numbers) @ drawn).numpy().astype(np.int64)  # [B]
+                outcomes = matched.outcomes[a][:, detections]  # [T, D]
+                hits = np.flatnonzero((outcomes == TRUE_POSITIVE).any(axis=0))
+                step = max(1, _CHUNK // max(1, len(hits)))
+                for first in range(0, len(samples), step):
+                    chunk = slice(first, first + step)
+                    ap, recall = _average_precision(
+                        drawn[:, chunk].contiguous(), images, outcomes, hits, present[chunk]
+                    )
+                    self.ap[chunk, :, k, a] = ap
+                    if area == "all":
+                        self.recall[chunk, :, k] = recall
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return AP, AP50, AP75, AR and APs, APm, APl for the measured areas, float [B] each."""
@@ -131,41 +158,6 @@ def _basic_interval(value: float | None, sampled: np.ndarray) -> Interval | None
         return None
     low, high = np.quantile(known, [0.025, 0.975])
     return float(2 * value - high), float(2 * value - low)
-
-
-def resample(matched: MatchedDetections, samples: np.ndarray) -> BootstrapMetrics:
-    """Compute the metrics of the samples of `sample_images` for the images of the truth."""
-    measures = matched.measures
-    shape = (len(samples), len(measures.ious), matched.shape[1])
-    ap = np.full((*shape, len(measures.areas)), np.nan, np.float32)
-    recall = np.full(shape, np.nan, np.float32)
-    by_image = np.ascontiguousarray(samples.T)  # [I, B]
-    for k in range(shape[2]):
-        detections = np.flatnonzero(matched.categories == k)
-        objects = np.flatnonzero(matched.object_categories == k)
-        # Only the images of the category count.
-        own = np.concatenate([matched.images[detections], matched.object_images[objects]])
-        used, own = np.unique(own, return_inverse=True)
-        images, object_images = np.split(own, [len(detections)])
-        drawn = torch.from_numpy(by_image[used].astype(np.float32))
-        for a, area in enumerate(measures.areas):
-            counted = object_images[matched.counted[a][objects]]
-            if not len(counted):
-                continue
-            numbers = np.bincount(counted, minlength=len(used)).astype(np.float32)
-            present = (torch.from_numpy(numbers) @ drawn).numpy().astype(np.int64)  # [B]
-            outcomes = matched.outcomes[a][:, detections]  # [T, D]
-            hits = np.flatnonzero((outcomes == TRUE_POSITIVE).any(axis=0))
-            step = max(1, _CHUNK // max(1, len(hits)))
-            for first in range(0, len(samples), step):
-                chunk = slice(first, first + step)
-                tables = _average_precision(
-                    drawn[:, chunk].contiguous(), images, outcomes, hits, present[chunk]
-                )
-                ap[chunk, :, k, a] = tables[0]
-                if area == "all":
-                    recall[chunk, :, k] = tables[1]
-    return BootstrapMetrics(ap, recall, measures)
 
 
 def _average_precision(

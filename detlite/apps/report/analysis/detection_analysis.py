@@ -10,7 +10,7 @@ from detlite.evaluation.engine import IGNORED, TRUE_POSITIVE
 from detlite.evaluation.results import Results
 from detlite.evaluation.results_file import check_results
 
-from .bootstrap import MatchedDetections, resample
+from .bootstrap import BootstrapMetrics, MatchedDetections
 from .cross_category import CrossCategoryMatches, confusion_matrix
 from .error_types import DetectionErrors
 
@@ -85,11 +85,11 @@ class DetectionAnalysis:
         outcomes = matched.outcomes[measures.area("all"), measures.at(0.5)]
         known = outcomes != IGNORED
         self.calibration = Calibration(matched.scores[known], outcomes[known] == TRUE_POSITIVE)
-        self.bootstrap = resample(matched, samples)
+        self.bootstrap = BootstrapMetrics(matched, samples)
         labeled = np.bincount(matched.object_images, minlength=matched.shape[0]) > 0
         self.unlabeled, self.labeled_ap = int((~labeled).sum()), self.metrics["AP"]
         if self.unlabeled:
-            only_labeled = resample(matched, labeled[None].astype(np.uint8))
+            only_labeled = BootstrapMetrics(matched, labeled[None].astype(np.uint8))
             (self.labeled_ap,) = only_labeled.metrics()["AP"].tolist()
         self.errors = self.confusion = None
         if kind != "keypoints":

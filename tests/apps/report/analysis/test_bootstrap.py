@@ -7,10 +7,10 @@ import pytest
 from pycocotools.coco import COCO
 
 from detlite.apps.report.analysis.bootstrap import (
+    BootstrapMetrics,
     MatchedDetections,
     compare,
     interval,
-    resample,
     sample_images,
 )
 from detlite.evaluation import Results
@@ -27,7 +27,9 @@ def match(coco, results, kind):
 
 
 def sampled_metrics(coco, rows, kind, samples):
-    sampled = resample(match(coco, Results.from_coco(rows, ("bbox", "segm")), kind), samples)
+    sampled = BootstrapMetrics(
+        match(coco, Results.from_coco(rows, ("bbox", "segm")), kind), samples
+    )
     return sampled.metrics(), sampled.by_category()
 
 
@@ -72,7 +74,7 @@ def test_keypoints_have_no_small_objects(data_root):
     results = Results.from_coco(json.loads((folder / "dt.json").read_text()), ["keypoints"])
     coco = COCO(folder / "gt.json")
     matched = match(coco, results, "keypoints")
-    metrics = resample(matched, np.ones((1, len(coco.imgs)), np.uint8)).metrics()
+    metrics = BootstrapMetrics(matched, np.ones((1, len(coco.imgs)), np.uint8)).metrics()
     expected = measure_coco(coco, results, ["keypoints"], 100)["keypoints"]
     assert metrics.keys() == {"AP", "AP50", "AP75", "APm", "APl", "AR"}
     for name, value in metrics.items():
