@@ -143,13 +143,6 @@ class TestDiscs:
         assert torch.equal(tiled["masks"][matched], plain["masks"][order])
         assert (tiled["scores"].diff() <= 0).all()
 
-    def test_small_objects_are_detected_only_with_tiles(self):
-        scene, boxes, _ = draw_discs((600, 800), [6] * 40, seed=1)
-        model = BrightParts(min_side=8)
-        assert len(Predictor(model, 150, 1000)(scene)["boxes"]) == 0
-        tiled = predict_tiles(model, scene, 150)
-        assert_detected_once(tiled, boxes, 0.99)
-
     def test_objects_on_tile_borders_are_merged(self):
         """Discs larger than the overlap, and too small in the whole image."""
         scene, boxes, masks = draw_discs((800, 800), [24, 30, 36, 40] * 5, seed=2, gap=20)

@@ -151,34 +151,6 @@ def test_overlaps_are_measured_in_the_first_view(model, image, suppressed):
     assert detections.boxes[:, 2].max() <= SIZE[1]
 
 
-def test_boxes_of_a_larger_view_are_scaled_back(model, image):
-    large = torch.nn.functional.interpolate(image[None].float(), scale_factor=2, mode="nearest")
-    (other,) = model.detect([large[0].byte()])
-    # Halving an image that nearest-neighbor interpolation has enlarged restores it.
-    detections = detect(model, large[0].byte(), View(128, 1000))
-    torch.testing.assert_close(detections.boxes, other.boxes)
-    assert detections.boxes.max() > SIZE[1]
-    small = detect(model, large[0].byte(), View(64, 1000))
-    assert small.boxes.max() > SIZE[1]
-    assert (small.boxes <= torch.tensor([192.0, 128, 192, 128])).all()
-
-
-def test_the_image_may_be_on_another_device(model, image, device):
-    views = [View(64, 1000), View(80, 1000, flip=True)]
-    expected = detect(model, image, *views)
-    detections = detect(model.to(device), image, *views)
-    assert {value.device.type for value in detections.named_fields().values()} == {device}
-    assert abs(len(detections.boxes) - len(expected.boxes)) <= 2  # scores may be equal
-    assert detections.keypoints.shape == (len(detections.boxes), 3, 3)
-
-
-def test_static_shapes_do_not_change_the_detections(model, image):
-    views = [View(64, 1000), View(80, 1000, flip=True)]
-    expected = detect(model, image, *views)
-    model.static_shapes = True
-    assert_same(detect(model, image, *views), expected)
-
-
 def test_views_are_suppressed_together_and_their_maps_averaged(model, image):
     views = [View(64, 1000), View(64, 1000, flip=True), View(96, 1000)]
     detections = detect(model, image, *views)
