@@ -45,7 +45,6 @@ def test_file_changes_only_its_keys(write):
         ("a: [1", "is not YAML"),
         ("a: " + "[" * 200, "is nested too deeply"),
         ("a: !!bool maybe", "is not YAML"),
-        ("a: !!timestamp x", "is not YAML"),
         ('a: !!int ""', "is not YAML"),
         ("a: [" + "1," * 150_000 + "1]", "has more than 100000 values"),
         ("a: &a [*a]", "aliases are recursive or expand to more than 100000 values"),
@@ -54,14 +53,12 @@ def test_file_changes_only_its_keys(write):
             + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")),
             "expand to more than 100000 values",
         ),
-        ("- 1\n- 2\n", "contains list instead of keys and values"),
         ("just words", "contains str instead of keys and values"),
         ("MODEL:\nSEED: 1", "unknown config key MODEL (a section with keys such as MODEL."),
         ("MODEL: 3", "unknown config key MODEL (a section with keys such as MODEL."),
         ("SOLVER: {BASE_LR: {X: 1}}", "SOLVER.BASE_LR is {'X': 1}"),
         ("_BASE_: 3", "_BASE_ must be a path or a list of paths, not 3"),
         ("_BASE_: [a.yaml, 3]", "_BASE_ must be a path or a list of paths, not ['a.yaml'"),
-        ("_BASE_: {a: b.yaml}", "_BASE_ must be a path or a list of paths, not {'a'"),
         ('DATALOADER: {"\\n": 0}', r"unknown config key 'DATALOADER.\n'."),
         ("1: 2", "unknown config key 1"),
         ("SEED: !!python/object/apply:os.getpid []", "is not YAML"),
@@ -106,7 +103,6 @@ def test_files_that_cannot_be_read(tmp_path, name, message):
         ("SOLVER:\n  GAMMA: 1\n  GAMMA: 2", r"SOLVER\.GAMMA appears twice, in lines 2 and 3"),
         ("SOLVER: {GAMMA: 1}\nSEED: 1\nSOLVER: {GAMMA: 2}", r"SOLVER\.GAMMA .* lines 1 and 3"),
         ("SOLVER: {GAMMA: 1}\nSOLVER: 2", "SOLVER appears twice"),
-        ("SOLVER: 2\nSOLVER: {GAMMA: 1}", "SOLVER appears twice"),
         ("_BASE_: a.yaml\n_BASE_: b.yaml", "_BASE_ appears twice"),
         (
             "DATASETS: {CATALOG: [{name: a}, {name: c, name: d}]}",
@@ -137,9 +133,8 @@ def test_repeated_sections_are_merged_and_anchors_work(write):
 
 
 def write_all(write, files):
-    """Write files, whose texts may name their folder as FOLDER; return the last one."""
-    folder = write("").parent
-    return [write(text.replace("FOLDER", str(folder)), name) for name, text in files.items()][-1]
+    """Write files and return the last one."""
+    return [write(text, name) for name, text in files.items()][-1]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +157,6 @@ def write_all(write, files):
             },
             {"SEED": 1, "SOLVER.BASE_LR": 0.3, "SOLVER.MOMENTUM": 0.3, "SOLVER.GAMMA": 0.4},
         ),
-        ({"a.yaml": "SEED: 4", "x/b.yaml": "_BASE_: FOLDER/a.yaml"}, {"SEED": 4}),
         (  # sections merge, and lists are replaced
             {
                 "a.yaml": "DATASETS: {TRAIN: [a, b], TEST: [c]}",
@@ -220,9 +214,6 @@ def test_overrides_replace_values_of_the_file(write):
     opts = ["SEED", 1, "SOLVER.BASE_LR", "0.25", "SEED", 2]
     cfg = load_config(write("SOLVER: {BASE_LR: 0.5}"), opts)
     assert (cfg.SOLVER.BASE_LR, cfg.SEED) == (0.25, 2)
-
-
-def test_override_without_value():
     assert load_config(None, {"SEED": "1"}) == load_config(None, ["SEED", 1])
     with pytest.raises(ConfigError, match="overrides is 'SEED=1': pass a dict of keys and values"):
         load_config(None, "SEED=1")
@@ -238,13 +229,11 @@ def test_override_without_value():
     [
         ("SOLVER.BASE_LRR", "SOLVER.BASE_LR"),
         ("SOLVER.base_lr", "SOLVER.BASE_LR"),
-        ("MODEL.ROI_BOX_HEAD.POOLER_TYP", "MODEL.ROI_BOX_HEAD.POOLER_TYPE"),
         ("MODEL.WEIGHTS", "MODEL.WEIGHT"),
         ("BASE_LR", "SOLVER.BASE_LR"),
         ("MODEL.FCOS.NUM_CONVS", ""),
         ("MODEL.ROI_BOX_HEAD.LOSS_WEIGHTS", ""),
         ("NORM", ""),  # of several sections
-        ("qqq", ""),
         ("Q" * 100_000, ""),
     ],
 )
@@ -263,6 +252,24 @@ def test_all_unknown_keys_of_a_file_are_listed(write):
         load_config(write(f"MODEL: {{OWN: {{{keys}}}}}"))
 
 
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("VERSION: 2\nMODEL: {MASK_ON: true}", "detectron2"),
+        ("MODEL: {PROPOSAL_GENERATOR: {NAME: RPN}}", "detectron2"),
+        ("names: [a]\nnc: 1", "YOLO's data.yaml"),
+        ("epochs: 100\nimgsz: 640", "ultralytics"),
+        ("images: []\nannotations: []", "an annotation file"),
+        ("_BASE_: base.yaml\nVERSION: 2", ""),  # the unknown key is in the base
+    ],
+)
+def test_files_of_other_programs(write, text, program):
+    write("SOLVR: {MAX_ITER: 3}", "base.yaml")
+    message = f". This is .*{program}" if program else r"base\.yaml: unknown config key SOLVR"
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(text))
+
+
 # ---- types
 
 
@@ -271,16 +278,13 @@ def test_all_unknown_keys_of_a_file_are_listed(write):
     [
         ("SOLVER.BASE_LR", 1, 1.0),
         ("SOLVER.BASE_LR", "1e-4", 1e-4),
-        ("SOLVER.BASE_LR", "1", 1.0),
         ("SOLVER.MAX_ITER", "70", 70),
         ("SEED", 2**62, 2**62),
         ("SOLVER.STEPS", "(10, 20)", (10, 20)),
         ("SOLVER.STEPS", [10, 20], (10, 20)),
         ("SOLVER.STEPS", "[10, 20]", (10, 20)),
         ("SOLVER.STEPS", "()", ()),
-        ("SOLVER.STEPS", "(5,)", (5,)),
         ("INPUT.MIN_SIZE_TRAIN", 800, (800,)),
-        ("INPUT.MIN_SIZE_TRAIN", "800", (800,)),
         ("INPUT.PIXEL_MEAN", (1, 2, 3), [1, 2, 3]),
         ("DATASETS.TRAIN", "coco_train", ("coco_train",)),
         ("DATASETS.TRAIN", '("a", "b")', ("a", "b")),
@@ -290,7 +294,6 @@ def test_all_unknown_keys_of_a_file_are_listed(write):
         ("MODEL.MASK_ON", "True", True),
         ("MODEL.MASK_ON", "false", False),
         ("OUTPUT_DIR", 7, "7"),
-        ("OUTPUT_DIR", "3.5", "3.5"),
         ("OUTPUT_DIR", Path("a/b"), "a/b"),
         ("DATASETS.TRAIN", [Path("a")], ("a",)),
         ("MODEL.RPN.ANCHOR_SIZES", "((8, 16), (32, 64))", ((8, 16), (32, 64))),
@@ -334,19 +337,11 @@ def test_wrong_type_names_key_value_and_description(name, values, expected):
         ("SOLVER.BASE_LR", 0.0, "greater than 0"),
         ("SOLVER.BASE_LR", float("nan"), "greater than 0"),
         ("SOLVER.MOMENTUM", 1.0, "at least 0, below 1"),
-        ("SOLVER.MOMENTUM", float("nan"), "at least 0, below 1"),
         ("SOLVER.WEIGHT_DECAY", -1e-4, "at least 0"),
-        ("SOLVER.WEIGHT_DECAY", float("nan"), "at least 0"),
-        ("SOLVER.WEIGHT_DECAY", float("inf"), "finite"),
         ("SOLVER.BASE_LR", float("inf"), "finite"),
         ("SOLVER.MAX_MINUTES", float("inf"), "greater than 0, at most 1e+09"),
-        ("SOLVER.MAX_EPOCHS", 1e300, "greater than 0, at most 1e+09"),
-        ("SOLVER.MAX_ITER", 10**10, "greater than 0, at most 1e+09"),
         ("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 1, "at least 2"),
-        ("MODEL.VIT.IMAGE_SIZE", 15, "at least 16"),
         ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 6, "from 0 to 5"),
-        ("MODEL.RESNETS.RES5_DILATION", 3, "one of 1, 2"),
-        ("MODEL.RESNETS.NORM", "IN", "one of 'FrozenBN', 'BN', 'SyncBN', 'GN', 'LN'"),
         ("MODEL.RESNETS.TRANS_FUNC", "BottleneckWithLN", "one of 'BottleneckWithFixedBatchNorm'"),
         *(("SEED", seed, "from 0 to") for seed in (-1, 2**63, 2**64)),
         ("DTYPE", "float64", "one of 'auto', 'float32', 'float16', 'bfloat16'"),
@@ -358,11 +353,9 @@ def test_wrong_type_names_key_value_and_description(name, values, expected):
         ("INPUT.PIXEL_STD", [1.0, 2.0, 0.0], "values greater than 0"),
         ("INPUT.MIN_SIZE_TRAIN", (), "at least one value"),
         ("INPUT.VALUE_RANGE", (5, 1), "pairs of numbers in order"),
-        ("MODEL.RPN.ASPECT_RATIOS", (1.0, -2.0), "values greater than 0"),
         ("MODEL.RPN.ANCHOR_SIZES", (), "positive sizes"),
         ("MODEL.RPN.ANCHOR_SIZES", (32, 0), "positive sizes"),
         ("MODEL.RPN.ANCHOR_SIZES", ((32,), ()), "positive sizes"),
-        ("MODEL.RPN.ANCHOR_SIZES", ("a",), "positive sizes"),
         ("MODEL.ROI_HEADS.BBOX_REG_WEIGHTS", (10, 10, 5), "4 values"),
         ("DATASETS.TRAIN", (1,), "a sequence of strings"),
         ("DATASETS.CATALOG", ["coco"], "a list of mappings"),
@@ -370,7 +363,6 @@ def test_wrong_type_names_key_value_and_description(name, values, expected):
         ("TEST.EXPECTED_RESULTS", [("bbox", "AP", 0.4)], "a list of rows such as [bbox"),
         ("TEST.EXPECTED_RESULTS", [("bbox", "AP", (0.4, -1))], "a list of rows such as [bbox"),
         ("TEST.EXPECTED_RESULTS", [(1, "AP", (0.4, 0.1))], "a list of rows such as [bbox"),
-        ("DATASETS.ON_BAD_ANNOTATION", "ignore", "one of 'error', 'skip'"),
     ],
 )  # fmt: skip
 def test_invalid_value_names_valid_ones(name, value, expected):
@@ -386,12 +378,10 @@ def test_invalid_value_names_valid_ones(name, value, expected):
     ("text", "expected"),
     [
         ("$FOLDER_A/x", "/data/x"),
-        ("${FOLDER_A}/x", "/data/x"),
         ("${FOLDER_A:-other}/x", "/data/x"),
         ("${UNSET:-../other}/x", "../other/x"),
         ("${EMPTY:-other}/x", "other/x"),
         ("~/x", "/home/me/x"),
-        ("plain/x", "plain/x"),
         ("${UNSET}/x", r"'\$\{UNSET\}/x' needs the environment variable UNSET"),
         ("~no-such-user/x", r"^'~no-such-user/x': "),
         ("~\0/x", r"^'~.*x': "),

@@ -275,14 +275,3 @@ def test_published_file_builds_trains_and_detects(published, train_and_detect):
         build_model(cfg)
     assert {*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST} <= BUILTIN.keys()
     train_and_detect(published)
-
-
-def test_values_of_a_file_are_used(tmp_path):
-    file = tmp_path / "gn.yaml"
-    file.write_text(FILES["scratch_e2e_mask_rcnn_R_50_FPN_3x_gn"])
-    cfg = load_config(file)
-    assert cfg.MODEL.RESNETS.NORM == "GN"
-    assert cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS == (256, 256, 256, 256)
-    assert cfg.INPUT.MIN_SIZE_TRAIN == (800,)
-    assert cfg.SOLVER.STEPS == (60000, 80000)
-    assert cfg.DATASETS.TRAIN == ("coco_2014_train", "coco_2014_valminusminival")
