@@ -12,7 +12,6 @@ from detlite.apps.report import charts
 from detlite.apps.report.analysis.error_types import ERROR_TYPES
 from detlite.config import KEYS
 from detlite.engine.run_files import run_lock
-from detlite.evaluation import evaluate_coco
 from tests.builders import (
     coco_content,
     coco_detection,
@@ -125,7 +124,6 @@ def test_hidden_errors_are_counted(run, page, tmp_path):
     shown = text.count("data:image/jpeg;base64,")
     text = build_report(tmp_path / "report.html", run, "--examples", "0")
     counts = [int(n) for n in re.findall(r"There are (\d+). None is shown", text)]
-    assert len(counts) == 2
     assert min(counts) > 0
     assert sum(min(count, 48) for count in counts) + 6 == shown  # --examples 48, and six images
     assert "<p>None.</p>" not in text
@@ -142,11 +140,11 @@ def test_default_output(runs, run_copy, capsys):
 
 def test_results_of_other_frameworks(run, make_run, tmp_path, error_of):
     """COCO files of a run lead to the same numbers as the run."""
-    make_run("boxes", masks=False)
-    shutil.copy(run / "results_val set.json", tmp_path / "theirs.json")
-    shutil.copy(tmp_path / "boxes" / "results_val set.json", tmp_path / "boxes.json")
-    truth = tmp_path / "data" / "val.json"
+    boxes = make_run("boxes", masks=False) / "results_val set.json"
     files = [tmp_path / "theirs.json", tmp_path / "boxes.json"]
+    for source, file in zip((run / "results_val set.json", boxes), files, strict=True):
+        shutil.copy(source, file)
+    truth = tmp_path / "data" / "val.json"
     text = build_report(tmp_path / "report.html", "--truth", truth, "--results", *files)
     recorded = json.loads((run / "evaluation.json").read_text())
     for kind, columns in (("bbox", 4), ("segm", 2)):  # one file has no masks
@@ -173,11 +171,8 @@ def test_options_of_results(tmp_path, error_of):
     arguments = ["--truth", truth, "--results", results]
     advice = ["DATASETS.ON_BAD_ANNOTATION", "skip"]
     assert f"set {' '.join(advice)} (skip_bad=True" in error_of("report", *arguments)
-    assert evaluate_coco(truth, results, ["bbox"], skip_bad=True)
-    build_report(tmp_path / "report.html", *arguments, *advice)
-    for limit, ap in ((2, "66.3"), (3, "100.0")):
-        options = [*arguments, "--skip-bad", "--max-detections", limit]
-        text = build_report(tmp_path / "report.html", *options)
+    for options, ap in ((["--skip-bad", "--max-detections", 2], "66.3"), (advice, "100.0")):
+        text = build_report(tmp_path / "report.html", *arguments, *options)
         assert table_after(text, 'id="set0-bbox"')[1][1][0] == ap
     options = [*arguments, "--skip-bad", "--iou-thresholds", 0.6, 0.3]
     assert "IoU thresholds must increase" in error_of("report", *options)

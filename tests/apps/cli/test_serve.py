@@ -52,14 +52,14 @@ def test_options_reach_the_predictor_and_the_limits(weights, served, tmp_path):
         predictor.load((tmp_path / "p.png").read_bytes())
 
 
-def test_default_threshold_is_that_of_the_checkpoint(weights, served):
+@pytest.mark.parametrize(("stored", "expected"), [(0.0, 0.5), (0.3, 0.3)])
+def test_default_threshold_is_that_of_the_checkpoint(weights, served, stored, expected):
     """Requests can have a lower one."""
-    for stored, expected in ((0.0, 0.5), (0.3, 0.3)):
-        path = weights("TEST.SCORE_THRESHOLD", stored)
-        assert main(["serve", "--weights", path, "--port", "0"]) == 0
-        predictor, limits, _ = served[-1]
-        assert (limits.threshold, limits.lowest_threshold) == (expected, 0.05)
-        assert predictor.score_thresh == 0.05
+    path = weights("TEST.SCORE_THRESHOLD", stored)
+    assert main(["serve", "--weights", path, "--port", "0"]) == 0
+    ((predictor, limits, _),) = served
+    assert (limits.threshold, limits.lowest_threshold) == (expected, 0.05)
+    assert predictor.score_thresh == 0.05
 
 
 @pytest.mark.parametrize(("limit", "lower"), [("50", 50), ("5000", 99)])
