@@ -20,6 +20,7 @@ from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.hooks import Hook
 from detlite.engine.rng import seed_all
 from detlite.engine.run import TrainingRun
+from tests.builders import coco_content, coco_object, rectangle
 from tests.engine.toy import ToyDetector, new_toy
 
 ROOT = Path(__file__).parents[2]
@@ -39,27 +40,17 @@ def blocks(tmp_path: Path) -> Path:
     folder = tmp_path / "blocks"
     folder.mkdir()
     rng = np.random.default_rng(0)
-    images, annotations = [], []
-    for number in range(7):
+    content = coco_content((), range(100, 107), categories={7: "red", 9: "green"})
+    for number, image in enumerate(content["images"]):
         width, height = 24, 20 + 2 * number
         x, y = (int(v) for v in rng.integers(2, 6, 2))
         w, h = (int(v) for v in rng.integers(8, 14, 2))
         pixels = np.zeros((height, width, 3), np.uint8)
         pixels[y : y + h, x : x + w, number % 2] = 255
-        name = f"{number}.png"
-        Image.fromarray(pixels).save(folder / name)
-        images.append({"id": 100 + number, "file_name": name, "height": height, "width": width})
-        annotations.append(
-            {
-                "id": number + 1,
-                "image_id": 100 + number,
-                "category_id": (7, 9)[number % 2],
-                "bbox": [x, y, w, h],
-                "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]],
-            }
-        )
-    categories = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
-    content = {"images": images, "annotations": annotations, "categories": categories}
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        image |= {"file_name": f"{number}.png", "height": height, "width": width}
+        row = coco_object((x, y, w, h), (7, 9)[number % 2], image["id"], id=number + 1)
+        content["annotations"].append(row | {"segmentation": rectangle(x, y, w, h)})
     (folder / "blocks.json").write_text(json.dumps(content))
     return folder
 
@@ -128,7 +119,7 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of plates in two shades of gray, with a dot of another color for each keypoint."""
     folder = tmp_path_factory.mktemp("plates")
     rng = np.random.default_rng(0)
-    images, annotations = [], []
+    rows: list[dict[str, Any]] = []
     for number in range(1, 7):
         canvas = Image.fromarray(rng.integers(0, 40, (64, 80, 3), np.uint8))
         draw = ImageDraw.Draw(canvas)
@@ -137,33 +128,19 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             width, height = int(rng.integers(24, 31)), int(rng.integers(24, 33))
             category = int(rng.integers(2))
             draw.rectangle((x, y, x + width - 1, y + height - 1), fill=(110 + 60 * category,) * 3)
-            keypoints = []
+            keypoints: list[int] = []
             centers = [(0.2, 0.2), (0.8, 0.2), (0.5, 0.5), (0.2, 0.8), (0.8, 0.8)]
             for (across, down), color in zip(centers, KEYPOINT_COLORS, strict=True):
                 point = int(x + across * width), int(y + down * height)
                 draw.rectangle((*(p - 2 for p in point), *(p + 2 for p in point)), fill=color)
                 keypoints += [*point, 2]
-            right, bottom = x + width, y + height
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": number,
-                    "category_id": 1 + category,
-                    "bbox": [x, y, width, height],
-                    "area": width * height,
-                    "segmentation": [[x, y, right, y, right, bottom, x, bottom]],
-                    "keypoints": keypoints,
-                    "num_keypoints": len(centers),
-                    "iscrowd": 0,
-                }
-            )
+            fields = {"segmentation": rectangle(x, y, width, height), "num_keypoints": 5}
+            box = (x, y, width, height)
+            rows.append(coco_object(box, 1 + category, number, keypoints=keypoints, **fields))
         canvas.save(folder / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png", "height": 64, "width": 80})
-    categories = [
-        {"id": number, "name": name, "keypoints": KEYPOINT_NAMES, "skeleton": []}
-        for number, name in ((1, "dark"), (2, "light"))
-    ]
-    content = {"images": images, "annotations": annotations, "categories": categories}
+    content = coco_content(rows, range(1, 7), (64, 80), ("dark", "light"))
+    for named in content["categories"]:
+        named |= {"keypoints": KEYPOINT_NAMES, "skeleton": []}
     (folder / "plates.json").write_text(json.dumps(content))
     return folder
 

@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from detlite.apps.prediction_files.outlines import outlines
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
 from detlite.inference import tiling
@@ -21,7 +20,7 @@ from detlite.inference.tta import AugmentedDetector
 from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from tests.builders import FakeDetector
+from tests.builders import FakeDetector, write_weights
 from tests.modeling.family import assert_same_objects
 
 CELLS = 28
@@ -350,11 +349,8 @@ def test_tiling_from_the_config(tiny_config, tmp_path):
     cfg = tiny_config("TEST.TILE", 48, "TEST.IMS_PER_BATCH", 3)
     tiled = build_detector(cfg, model)[0]
     assert (tiled.side, tiled.batch) == (48, 3)
-    model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
-    path = tmp_path / "model.pth"
-    save_checkpoint(Checkpoint(path, model.state_dict(), model.categories, cfg.dump()))
     batches = []
-    predictor = Predictor.from_checkpoint(path)
+    predictor = Predictor.from_checkpoint(write_weights(cfg, tmp_path / "model.pth"))
     backbone = predictor.detector.model.backbone
     backbone.register_forward_hook(lambda *call: batches.append(len(call[2][0])))
     predictor(torch.zeros(3, 80, 48, dtype=torch.uint8))

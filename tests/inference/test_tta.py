@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.data.transforms.resize import resize_shortest
 from detlite.inference.options import InferenceOptions, View
@@ -16,6 +15,7 @@ from detlite.modeling.postprocessing import Postprocess
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import PredictedBoxes
 from detlite.structures.padding import RowPacking
+from tests.builders import write_weights
 
 NAMES = ["left_ear", "right_ear", "nose"]
 SWAPPED = [1, 0, 2]
@@ -216,14 +216,12 @@ def test_mirrored_keypoints_need_names(model):
 
 def test_a_checkpoint_with_views(tiny_config, image, tmp_path):
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
-    model = build_model(cfg)
-    categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
-    path = tmp_path / "model.pth"
-    save_checkpoint(Checkpoint(path, model.state_dict(), categories, cfg.dump()))
+    path = write_weights(cfg, tmp_path / "model.pth")
     keys = ["TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True]
     predictor = Predictor.from_checkpoint(path, keys, score_thresh=0.0)
     prediction = predictor(image)
-    expected = detect(model.eval(), image, View(64, 1333), View(64, 1333, flip=True))
+    model = Predictor.from_checkpoint(path, ["TEST.OPTIMIZE", False]).model
+    expected = detect(model, image, View(64, 1333), View(64, 1333, flip=True))
     torch.testing.assert_close(prediction["boxes"], expected.boxes)
 
 
