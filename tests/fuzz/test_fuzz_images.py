@@ -3,7 +3,6 @@
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -37,54 +36,50 @@ def read(request):
     return read
 
 
-# Entries of a TIFF's page: tag -> (type, values), of an image of 4x4 in gray.
-ENTRIES: dict[int, tuple[int, list[int]]] = {
-    254: (4, [0]), 256: (4, [4]), 257: (4, [4]), 258: (3, [8]), 259: (3, [1]), 262: (3, [1]),
-    273: (4, [8]), 277: (3, [1]), 278: (4, [4]), 279: (4, [16]), 284: (3, [1]),
-}  # fmt: skip
-# Also the sides and places of tiles, predictors, palettes, extra samples and sample formats.
-TAGS = st.sampled_from([*ENTRIES, 266, 274, 317, 320, 322, 323, 324, 325, 338, 339, 34665, 330])
-TYPES = st.integers(0, 13)
-CHANGES = st.dictionaries(
-    TAGS, st.none() | st.tuples(TYPES, st.lists(NUMBERS, min_size=1, max_size=4)), max_size=4
-)
+# Tag, type and value of the entries of a page of a TIFF.
+ENTRIES = [
+    (254, 4, 0), (256, 4, 4), (257, 4, 4), (258, 3, 8), (259, 3, 1), (262, 3, 1), (273, 4, 8),
+    (277, 3, 1), (278, 4, 4), (279, 4, 16), (284, 3, 1),
+]  # fmt: skip
+PAGE, FIRST, PAGES = 2 + 12 * len(ENTRIES) + 4, 24, 3  # bytes of a page, and in front of the first
+# Sides and places of tiles, predictors, palettes, extra samples, sample formats, other pages.
+TAGS = st.sampled_from([266, 274, 317, 320, 322, 323, 324, 325, 338, 339, 34665, 330])
+PLACES = st.integers(0, PAGES * PAGE // 2 - 2)  # of 16 bits
 
 
-def tiff(pages: list[tuple[dict[int, Any], int | None]], order: str, pixels: bytes) -> bytes:
-    """Write pages of (changes of entries, next page or None for the following one)."""
-    places, blocks, at = [], [], 8 + len(pixels)
-    for changes, _ in pages:
-        rows = {tag: row for tag, row in (ENTRIES | changes).items() if row is not None}
-        extra, entries = b"", b""
-        start = at + 2 + 12 * len(rows) + 4
-        for tag, (kind, values) in sorted(rows.items()):
-            code = "H" if kind == 3 else "I"
-            limit = 0xFFFF if kind == 3 else 0xFFFFFFFF
-            packed = struct.pack(f"{order}{len(values)}{code}", *(min(v, limit) for v in values))
-            field = packed.ljust(4, b"\0")
-            if len(packed) > 4:
-                field = struct.pack(f"{order}I", start + len(extra))
-                extra += packed
-            entries += struct.pack(f"{order}HHI", tag, kind, len(values)) + field
-        places.append(at)
-        blocks.append((struct.pack(f"{order}H", len(rows)) + entries, extra))
-        at += len(blocks[-1][0]) + 4 + len(extra)
-    data = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", places[0]) + pixels
-    for number, ((_, following), (block, extra)) in enumerate(zip(pages, blocks, strict=True)):
-        following = number + 1 if following is None else following
-        place = places[following] if following < len(places) else 0
-        data += block + struct.pack(f"{order}I", place) + extra
-    return data
+def tiff(changes: list[tuple[int, str, int]] = (), order: str = "<", pixels: bytes = b"") -> bytes:
+    """Write pages of 4x4 pixels in gray, and then numbers of 16 or 32 bits ("H", "I") at places."""
+    data = bytearray(b"II*\0" if order == "<" else b"MM\0*")
+    data += struct.pack(f"{order}I", FIRST) + pixels.ljust(16, b"\0")
+    for page in range(1, PAGES + 1):
+        data += struct.pack(f"{order}H", len(ENTRIES))
+        for tag, kind, value in ENTRIES:
+            field = struct.pack(order + ("H" if kind == 3 else "I"), value)
+            data += struct.pack(f"{order}HHI", tag, kind, 1) + field.ljust(4, b"\0")
+        data += struct.pack(f"{order}I", FIRST + page * PAGE if page < PAGES else 0)
+    for place, code, number in changes:
+        limit = 0xFFFF if code == "H" else 0xFFFFFFFF
+        struct.pack_into(order + code, data, FIRST + 2 * place, min(number, limit))
+    return bytes(data)
+
+
+def test_unchanged_file_is_valid(tmp_path):
+    (tmp_path / "a.tif").write_bytes(tiff(order=">"))
+    assert count_pages(tmp_path / "a.tif", OPTIONS[0]) == PAGES
 
 
 @given(
-    pages=st.lists(st.tuples(CHANGES, st.none() | st.integers(0, 5)), min_size=1, max_size=5),
+    changes=st.lists(st.tuples(PLACES, st.sampled_from("HI"), NUMBERS | TAGS), max_size=6),
     order=st.sampled_from("<>"),
     pixels=st.sampled_from([bytes(16), zlib.compress(bytes(16)), b"\x80" + bytes(15)]),
 )
-@example(pages=[({}, None), ({254: (4, [1]), 256: (4, [2**32 - 1])}, 0)], order="<", pixels=b"")
-def test_pages_of_a_tiff(pages, order, pixels, read, check):
-    check(read, tiff(pages, order, pixels), ".tif")
+# A thumbnail with a huge side, whose next page is the first one.
+@example(
+    changes=[(PAGE // 2 + 5, "I", 1), (PAGE // 2 + 11, "I", 2**32 - 1), (PAGE - 2, "I", FIRST)],
+    order="<", pixels=b"",
+)  # fmt: skip
+def test_pages_of_a_tiff(changes, order, pixels, read, check):
+    check(read, tiff(changes, order, pixels), ".tif")
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -122,6 +117,6 @@ def test_chunks_of_a_png(sides, kind, before, after, read, check):
     check(read, data, ".png")
 
 
-@given(data=mutated_bytes(tiff([({}, None), ({}, None)], "<", bytes(16))))
+@given(data=mutated_bytes(tiff()))
 def test_bytes_of_a_tiff(data, read, check):
     check(read, data, ".tif")

@@ -91,7 +91,7 @@ class Conversion:
         findings: what the user should know.
         bad: the distinct problems of bad labels.
         skipped: what happens to bad labels with `skip_bad`.
-        objects, exceeding: number of objects, and of objects that extend far beyond their image.
+        objects: number of valid objects.
     """
 
     masks: str | None = None
@@ -101,7 +101,6 @@ class Conversion:
     bad: dict[str, None] = field(default_factory=dict)
     skipped: Findings = field(default_factory=Findings)
     objects: int = 0
-    exceeding: int = 0
 
     @contextmanager
     def collect(self, effect: str = WITH_IMAGE) -> Iterator[None]:
@@ -129,12 +128,14 @@ class Conversion:
             raise DataError(
                 f"{listed}{number}. Fix the labels, or skip bad ones with `detlite init --skip-bad`"
             )
-        if self.exceeding >= _MIN_EXCEEDING and self.exceeding > self.objects / 2:
-            (example,) = (entry.example for entry in self.findings if entry.what == CLIPPED[0])
-            raise DataError(
-                f"{example}: {self.exceeding} of {self.objects} objects exceed their images like "
-                "this one. If the images were resized after labeling, use the original ones"
-            )
+        for found in self.findings:
+            most = max(_MIN_EXCEEDING, self.objects // 2 + 1)
+            if found.what == CLIPPED[0] and found.count >= most:
+                raise DataError(
+                    f"{found.example}: {found.count} of {self.objects} objects exceed their images "
+                    "like this one. If the images were resized after labeling, use the original "
+                    "ones"
+                )
         return Findings([*self.findings, *self.skipped])
 
 

@@ -13,7 +13,7 @@ folder for each category; otherwise, the category is "object".
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from detlite.data.findings import Findings
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 
@@ -128,7 +129,7 @@ class _MaskReader:
         unnamed: values without a name.
         sets: the values of each label image that may have several meanings.
         colored: True if these values are colors.
-        doubts: by reason, values that may not be objects, and where they are.
+        doubts: kinds of label images whose values may not be objects.
     """
 
     conversion: Conversion
@@ -136,7 +137,7 @@ class _MaskReader:
     unnamed: set[int] = field(default_factory=set)
     sets: list[set[int]] = field(default_factory=list)
     colored: bool = False
-    doubts: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    doubts: Findings = field(default_factory=Findings)
 
     def read(self, mask: _MaskFile, size: tuple[int, int]) -> Iterator[LabeledObject]:
         """Yield the objects of a mask file. Raises DataError."""
@@ -150,10 +151,10 @@ class _MaskReader:
         pieces = label_pieces(image.values)
         folder = mask.file.parent.name.lower()
         if folder == "segmentationclass":
-            self.doubts["are in SegmentationClass"].append(file)
+            self.doubts.add("are in SegmentationClass", "", file)
         if folder != "segmentationobject" or image.smooth:
             for doubt, value in _doubts(image, pieces):
-                self.doubts[doubt].append(example := f"{value} in {file}")
+                self.doubts.add(doubt, "", example := f"{value} in {file}")
                 if conversion.masks and "background" in doubt:
                     what = f"mask images that {doubt}"
                     conversion.findings.add(what, "Each is an object.", example, "mask image")
@@ -184,23 +185,23 @@ class _MaskReader:
             if (coded := _coded(union, code)) and not self.colored:
                 text = f"have values of category * {code} + number, as in {dataset}, which is not "
                 text += "supported: to keep the categories, convert them to COCO json"
-                doubts[text] = [str(coded[:2])] * count
+                doubts.add(text, "", str(coded[:2]), count=count)
         if 1 < len(union) <= _MAX_CLASSES:
             shown = [value_name(value, self.colored) for value in sorted(union)]
             gaps = sum(values != set(range(1, len(values) + 1)) for values in self.sets)
             if count > 2 and gaps:
                 text = "have only a few values that recur, as classes do"
-                doubts[text] = [f"[{', '.join(shown)}]"] * gaps
+                doubts.add(text, "", f"[{', '.join(shown)}]", count=gaps)
             elif not conversion.masks:
                 text = "Each is an object. If they are categories, use "
                 text += "`detlite init --masks semantic`."
                 conversion.findings.add(
                     "values of mask images", text, shown[0], "value", len(shown)
                 )
-        if doubts and not conversion.masks:
+        if len(doubts) and not conversion.masks:
             kinds = "; ".join(
-                f"{len(examples)} of {count} {doubt} (such as {examples[0]})"
-                for doubt, examples in doubts.items()
+                f"{doubt.count} of {count} {doubt.what} (such as {doubt.example})"
+                for doubt in doubts
             )
             choices = "; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items())
             raise DataError(

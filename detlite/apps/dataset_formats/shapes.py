@@ -153,7 +153,6 @@ def to_objects(
             part = _to_object(shape, size, position, extent)
             conversion.objects += 1
             if shape.corners and extent.note == CLIPPED:
-                conversion.exceeding += 1
                 conversion.findings.add(*CLIPPED, position, "object")
             if key in objects:
                 text = "Shapes with the same label and group form one object."

@@ -35,10 +35,7 @@ _MIN_IOU = 0.5  # of a box and the bounding box of its mask
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _ROTATED_KEYS = ("cx", "cy", "w", "h", "angle")  # of roLabelImg's boxes
 _CORNERS = (*(f"object/bndbox/{side}" for side in _SIDES), "object/polygon/*", "object/robndbox/*")
-_MARKS = {
-    **dict.fromkeys(("", "0", "false", "no", "none", "unspecified"), False),
-    **dict.fromkeys(("1", "true", "yes"), True),
-}
+_MARKS = {"": False, "0": False, "1": True, "false": False, "true": True, "unspecified": False}
 
 
 @DATASETS.register("voc")

@@ -220,11 +220,8 @@ def _list_images(
                 with conversion.collect():
                     images.append(tree.image(line, path))
     if not images and not conversion.bad:
-        kinds = ", ".join(sorted({f.suffix for f in tree.files} - {".txt", ".yaml"})) or "none"
-        raise DataError(
-            f"{file}: {split} is {short_repr(value)}, which contains no images of a supported "
-            f"format (kinds of files here: {kinds})"
-        )
+        problem = f"{split} is {short_repr(value)}, which contains no images of a supported format"
+        raise DataError(f"{file}: {problem}")
     return list(dict.fromkeys(images))
 
 
