@@ -82,12 +82,9 @@ def read_images(
         height, width = (parse_integer(side) or 0 for side in written)
         rows.append((position, entry["id"], entry["file_name"], (height, width)))
     table = ImageTable(Ids(written_ids), problems, federated=federated)
-    first: dict[int | None, tuple[Any, ...]] = {}
-    ambiguous: set[int | None] = set()
-    for _, raw, *file_and_size in rows:
-        image_id, value = table.known.number(raw), tuple(file_and_size)
-        if first.setdefault(image_id, value) != value:
-            ambiguous.add(image_id)
+    values = [(table.known.number(raw), file_and_size) for _, raw, *file_and_size in rows]
+    last = dict(values)
+    ambiguous = {image_id for image_id, value in values if last[image_id] != value}
     owners: dict[tuple[Any, ...], int] = {}
     for position, raw, name, size in rows:
         where = f"image {short_repr(raw)}, entry {position} of 'images'"
@@ -115,15 +112,10 @@ def read_images(
 def _image_problem(entry: Row) -> str:
     name, sides = entry.get("file_name"), (entry.get("height"), entry.get("width"))
     # `CocoDataset` asks for a missing size, and `detlite init` measures it.
-    fits = [not any(sides) or 0 < (parse_integer(side) or 0) < _MAX_SIDE for side in sides]
-    is_name = isinstance(name, str) and bool(name)
-    valid = {
-        "id": is_id(entry.get("id")),
-        "file_name": is_name,
-        "height": fits[0],
-        "width": fits[1],
-    }
-    bad = [f"has {key}: {short_repr(entry.get(key))}" for key, fit in valid.items() if not fit]
+    fits = (not any(sides) or 0 < (parse_integer(side) or 0) < _MAX_SIDE for side in sides)
+    valid = is_id(entry.get("id")), isinstance(name, str) and name, *fits
+    checks = zip(("id", "file_name", "height", "width"), valid, strict=True)
+    bad = [f"has {key}: {short_repr(entry.get(key))}" for key, fit in checks if not fit]
     return ", ".join(bad) + ", which cannot be used" * bool(bad)
 
 
@@ -180,9 +172,9 @@ def read_categories(
         if valid.setdefault(category_id, category)["name"] != category["name"]:
             raise DataError(f"{file}: the id {category_id} occurs twice in 'categories'")
     keypoints = [row["keypoints"] for row in valid.values() if row.get("keypoints")]
+    effect = "All are used with the names of the category with the lowest id."
     for other in keypoints:
         if other != keypoints[0]:
-            effect = "All are used with the names of the category with the lowest id."
             what = "categories whose keypoints have other names"
             findings.add(what, effect, short_repr(other), "category")
     return list(valid.values()), ids

@@ -42,15 +42,9 @@ JUDGED = np.dtype(
 
 CLIPPED: Note = "boxes that exceed their image", "They are clipped to it."
 _FROM_MASK: Note = "missing or empty boxes with a valid mask", "The tight box of the mask is used."
-PARTS: Note = (
-    "masks with unusable parts, such as polygons of two points",
-    "The other parts are used.",
-)
+PARTS: Note = "masks with unusable parts", "The other parts are used."
 _AREAS: Note = "areas that are not square pixels", "They are computed from masks or boxes."
-_NO_NAMES: Note = (
-    "keypoints that no category names",
-    'They are not used. Add "keypoints": ["nose", ...] to the category.',
-)
+_NO_NAMES: Note = "keypoints that no category names", 'Add "keypoints": ["nose", ...] to it.'
 _NOT_MEASURED: Note = (
     'objects with labeled keypoints and "num_keypoints": 0',
     "They are trained but not measured, as in pycocotools: correct or delete num_keypoints.",
@@ -58,17 +52,13 @@ _NOT_MEASURED: Note = (
 # Doubtful values that are used unchanged.
 _MISPLACED: Note = (
     "labeled keypoints at (0, 0), outside of the image, or all outside of the box",
-    "Those outside of the box are measured but not trained. Correct them if they are fractions or "
-    "of an image of another size; the visibility of unlabeled keypoints is 0.",
+    "Those outside are measured but not trained. Correct fractions and keypoints of another image "
+    "size; the visibility of unlabeled keypoints is 0.",
 )
-_TINY: Note = (
-    "boxes with a side below one pixel",
-    "They are used. Delete them if they are clicks without an object.",
-)
+_TINY: Note = "boxes with a side below one pixel", "They are used. Delete clicks without an object."
 _DIFFERENT: Note = (
     f"boxes that differ from their masks, among the first {rules.SAMPLE}",
-    "Both are used as they are written. Correct boxes that are not [x, y, width, height], and run "
-    "lengths along rows: COCO's are along columns.",
+    "Correct boxes that are not [x, y, width, height], and run lengths that go along rows.",
 )
 QUADS = f"masks with four corners, as boxes have, of the first {rules.SAMPLE} annotations"
 _decode = msgspec.json.Decoder(Entry).decode

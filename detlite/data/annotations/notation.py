@@ -20,18 +20,9 @@ Row = dict[str, Any]
 # Text that says what was written in another notation, and how it is read.
 Note = tuple[str, str]
 TEXT: Note = "numbers as text", "They are read as numbers."
-ROTATED: Note = (
-    "boxes with attributes.rotation, such as from CVAT",
-    "Boxes around the rotated ones are used.",
-)
-_POLYGONS: Note = (
-    "polygons as pairs of x and y, or not in a list of polygons",
-    "They are read as [[x1, y1, x2, y2, ...], ...].",
-)
-_RUNS: Note = (
-    "run lengths in a list, or not of integers",
-    'They are read as {"size": [height, width], "counts": ...} of integers.',
-)
+ROTATED: Note = "boxes with attributes.rotation", "Boxes around the rotated ones are used."
+_POLYGONS: Note = "polygons as pairs or not in a list", "They are read as [[x1, y1, x2, ...], ...]."
+_RUNS: Note = "run lengths in a list, or not of integers", "They are read as integers."
 
 _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _NO_BOX = (math.nan,) * 4

@@ -180,10 +180,10 @@ def write_table(
     categories, category_ids = read_categories(file, rows, nameless, findings)
     names = keypoint_names(sorted(categories, key=lambda row: row["id"]))
     if nameless and not names:
-        rows = (json.loads(bytes(text)) for text in texts["annotations"])
-        points = (row.get("keypoints") for row in rows if isinstance(row, dict))
-        first = next((one for one in points if isinstance(one, list) and one), [])
-        names = [str(number) for number in range(1, len(first) // 3 + 1)]
+        parsed = (json.loads(bytes(text)) for text in texts["annotations"])
+        points = (row.get("keypoints") for row in parsed if isinstance(row, dict))
+        own = next((one for one in points if isinstance(one, list) and one), [])
+        names = [str(number) for number in range(1, len(own) // 3 + 1)]
         categories = [{**row, "keypoints": names} for row in categories] if names else categories
     judge = Judge(file, images, categories, category_ids, len(names), findings, nameless)
     judged = np.zeros(len(texts["annotations"]), JUDGED)

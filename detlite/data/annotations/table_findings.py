@@ -17,24 +17,19 @@ _FIX = (
     "DATASETS.ON_BAD_ANNOTATION skip."
 )
 _CROWDS = (
-    "They are neither trained on nor measured. CVAT marks every brush mask as a crowd: if these "
-    "are single objects, set DATASETS.CROWDS_AS_OBJECTS True."
+    "They are neither trained on nor measured. If they are single objects, as CVAT marks masks of "
+    "the brush, set DATASETS.CROWDS_AS_OBJECTS True."
 )
 _IGNORED = "They are ignored regions: detections there count as neither correct nor wrong."
 _MASKS_OFF = (
-    "To train on them, correct or complete the others, or set MODEL.MASK_ON True and "
+    "To train on them, complete the others, or set MODEL.MASK_ON True and "
     "DATASETS.ON_BAD_ANNOTATION skip, which ignores objects without a mask."
 )
-_KEYPOINTS_OFF = (
-    "To train on them, correct unreadable ones, and set the key to True; objects without "
-    "keypoints then train the boxes."
-)
+_KEYPOINTS_OFF = "To train on them, correct unreadable ones, and set the key to True."
 _FEDERATED = Finding(
     "neg_category_ids of images, as in LVIS",
-    "They are not used: detections of categories that an image is not labeled for count as wrong. "
-    "Set type: lvis in DATASETS.CATALOG to measure as LVIS does.",
-    0,
-)
+    "They are not used. Set type: lvis in DATASETS.CATALOG to measure as LVIS does.", 0,
+)  # fmt: skip
 
 
 def table_findings(

@@ -242,7 +242,7 @@ def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
             assert row["attributes"] == {"rotation": 0}
         dataset = CocoDataset(source.annotations, source.images, DatasetOptions(masks=False))
         (finding,) = dataset.findings
-        found = "boxes with attributes.rotation, such as from CVAT: 4 annotations"
+        found = "boxes with attributes.rotation: 4 annotations"
         assert str(finding).startswith(found)
 
 

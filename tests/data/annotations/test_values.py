@@ -469,6 +469,6 @@ def test_boxes_are_rotated_by_the_rotation_of_cvat(degrees):
         assert odd.stored == {**row, "iscrowd": 0}
         return
     assert odd.entry.bbox == pytest.approx([25, 10, 10, 20])
-    assert odd.notes["bbox"][0] == "boxes with attributes.rotation, such as from CVAT"
+    assert odd.notes["bbox"][0] == "boxes with attributes.rotation"
     mask = {**row, "segmentation": [[20, 15, 40, 15, 40, 25]]}
     assert normalize(mask).stored == {**mask, "iscrowd": 0}
