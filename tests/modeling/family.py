@@ -65,11 +65,6 @@ FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
-_X101 = {
-    "MODEL.BACKBONE.CONV_BODY": "R-101-FPN",
-    "MODEL.RESNETS.STRIDE_IN_1X1": False,
-    "MODEL.RESNETS.WIDTH_PER_GROUP": 1,
-}
 _CONV_HEAD = {
     "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPNXconv1fcFeatureExtractor",
     "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
@@ -83,10 +78,12 @@ def _normed(norm: str) -> dict[str, Any]:
 
 # More backbones, necks, norms and heads. Those of FAMILY differ in the code of whole models.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "R-34": {"MODEL.BACKBONE.CONV_BODY": "R-34-FPN"},
-    "bottlenecks": {"MODEL.BACKBONE.CONV_BODY": "R-50-FPN"},
-    "32 groups": {**_X101, "MODEL.RESNETS.NUM_GROUPS": 32},
-    "64 groups": {**_X101, "MODEL.RESNETS.NUM_GROUPS": 64},
+    "32 groups": {
+        "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.RESNETS.WIDTH_PER_GROUP": 1,
+        "MODEL.RESNETS.NUM_GROUPS": 32,
+    },
     "deformable": {
         "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
         "MODEL.RESNETS.STAGE_WITH_DCN": (False, True, True, False),
@@ -174,30 +171,41 @@ def family_config(name: str, tiny_config: Callable[..., CfgNode], *opts: Any) ->
     return tiny_config(*options, *opts, c4=name.startswith("c4"))
 
 
+def make_batch(*counts: int) -> tuple[list[Tensor], list[dict[str, Any]]]:
+    """Return images of different sizes with these numbers of bright rectangles, and targets.
+
+    The targets have three keypoints per object, and proposals for models without an RPN.
+    """
+    images, targets = [], []
+    for index, count in enumerate(counts):
+        height, width = 64 + 8 * index, 96 - 8 * index
+        image = torch.randint(0, 60, (3, height, width), dtype=torch.uint8)
+        boxes = torch.zeros(count, 4)
+        masks = torch.zeros(count, height, width, dtype=torch.uint8)
+        for n in range(count):
+            x1, y1 = 4 + 30 * (n % 2), 6 + 28 * (n // 2)
+            x2, y2 = x1 + 22 + n, y1 + 20 - n
+            image[:, y1:y2, x1:x2] += torch.tensor([[[180]], [[90 * (n % 2)]], [[0]]]).byte()
+            masks[n, y1:y2, x1:x2] = 1
+            boxes[n] = torch.tensor([x1, y1, x2, y2])
+        images.append(image)
+        labels = torch.arange(count) % 3 + 1
+        corners = torch.tensor([[4.0, 4], [8, 6], [12, 10]])
+        points = torch.cat([boxes[:, None, :2] + corners, torch.full((count, 3, 1), 2.0)], dim=2)
+        far = torch.tensor([[30.0, 30, 55, 60], [2, 34, 20, 60]])
+        targets.append({
+            "boxes": boxes, "labels": labels, "masks": masks, "image_id": index,
+            "keypoints": points, "proposals": torch.cat([boxes + 2, far]),
+        })  # fmt: skip
+    return images, targets
+
+
 def family_batch(model: DetectionModel) -> tuple[Images, GroundTruth, Proposals | None]:
     """Return records of two images of different sizes with two objects and one."""
-    images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
-    targets = []
-    for image, count in zip(images, (2, 1), strict=True):
-        corner = torch.tensor([[6.0, 8.0], [30.0, 20.0]])[:count]
-        boxes = torch.cat([corner, corner + 24], dim=1)
-        masks = torch.zeros(count, *image.shape[1:], dtype=torch.uint8)
-        for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
-            mask[y1:y2, x1 + 4 : x2] = 1
-        points = torch.cat([corner[:, None] + torch.rand(count, 3, 2) * 20,
-                            torch.full((count, 3, 1), 2.0)], dim=2)  # fmt: skip
-        targets.append(
-            {"boxes": boxes, "labels": torch.ones(count).long(), "masks": masks,
-             "keypoints": points, "proposals": boxes + 2}
-        )  # fmt: skip
+    images, targets = make_batch(2, 1)
     proposals = [target["proposals"] for target in targets] if model.takes_proposals else None
-    truth = prepare_targets(
-        targets,
-        images,
-        model.num_classes,
-        model.required_targets,
-        model.convention.mask_targets == "soft",
-    )
+    soft = model.convention.mask_targets == "soft"
+    truth = prepare_targets(targets, images, model.num_classes, model.required_targets, soft)
     batch, padded_proposals = model.prepare(images, proposals)
     return batch, truth, padded_proposals
 

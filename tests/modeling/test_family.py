@@ -104,21 +104,6 @@ def fallback_operators_compute_the_same(case: Case) -> None:
     assert ("heatmap_peaks" in called) == bool(case.config.MODEL.KEYPOINT_ON)
 
 
-def meta_tensors_have_the_same_shapes(case: Case) -> None:
-    results = []
-    for device in ("cpu", "meta"):
-        model = deepcopy(case.model).to(device)
-        model.static_shapes = True
-        records = [record if record is None else record.to(device) for record in case.batch]
-        trained = losses_and_gradients(model, *records)
-        with torch.no_grad():
-            detections = model.eval().predict(records[0], records[2])
-        leaves = pytree.tree_leaves((trained, detections))
-        assert {x.device.type for x in leaves} == {device}
-        results.append(([*trained[0], *trained[1]], [(x.shape, x.dtype) for x in leaves]))
-    assert results[0] == results[1]
-
-
 def steps_on_a_gpu_read_no_values(case: Case) -> None:
     """Fake CUDA tensors have no values, so every operation that would wait for one raises.
 
@@ -157,18 +142,13 @@ def images_of_a_batch_are_independent(case: Case) -> None:
 
 
 _FEW = ("mask", "c4", "keypoint", "cascade", "retinanet")
-_DIFFERENT_CODE = ("keypoint", "cascade", "retinanet-torchvision")
-_FAKE_SLOW = ("c4", "fast", "torchvision", "voting", "soft", "retinanet-detectron2", "proposals")
+_FAKE_SLOW = [name for name in FAMILY if name not in ("keypoint", "maskrcnn-benchmark", "extra")]
 # Each property with the models that it is tested for, fast and slow ones.
 PROPERTIES: dict[Callable[[Case], None], tuple[Any, Any]] = {
     static_shapes_detect_the_same: (FAMILY, ()),
     static_shapes_train_the_same: (FAMILY, ()),
     fallback_operators_compute_the_same: (_FEW, ("voting",)),
-    meta_tensors_have_the_same_shapes: (
-        ("c4", "keypoint", "cascade", "retinanet", "proposals"),
-        (),
-    ),
-    steps_on_a_gpu_read_no_values: (_DIFFERENT_CODE, _FAKE_SLOW),
+    steps_on_a_gpu_read_no_values: (("keypoint",), _FAKE_SLOW),
     images_of_a_batch_are_independent: (("mask", "c4", "cascade", "retinanet"), ()),
 }
 
@@ -217,13 +197,10 @@ def test_trains_and_detects(name, make_batch):
 
 
 @pytest.mark.parametrize("name", ["mask", "c4", "c4, batch norm", "BN, convolutions"])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_trains_and_detects_without_proposals(name, autocast, make_batch):
+def test_trains_and_detects_without_proposals(name, make_batch):
     model = build_model(family_config(name, tiny_config, *NO_PROPOSALS)).train()
     for counts in ((2, 0), (0, 0)):
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            losses = model(*make_batch(*counts))
-        check_losses(model, losses, LOSSES)
+        check_losses(model, model(*make_batch(*counts)), LOSSES)
     images, _ = make_batch(1, 2)
     for result, image in zip(model.eval()(images), images, strict=True):
         check_detections(result, image, model)
@@ -265,18 +242,3 @@ def check_detections(result: dict[str, Tensor], image: Tensor, model: DetectionM
     assert ((boxes >= 0) & (boxes <= limits)).all()
     if "masks" in result:
         assert ((result["masks"] >= 0) & (result["masks"] <= 1 + 1e-6)).all()
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.sum().item(),
-        lambda x: bool(x.any()),
-        lambda x: x[x > 0],
-        lambda x: x.nonzero(),
-        lambda x: torch.arange(3, device="cuda").repeat_interleave(x),
-    ],
-)
-def test_fake_tensors_detect_reads(read):
-    with FakeTensorMode(), pytest.raises(Exception, match=r"local_scalar_dense|aten\.\w+"):
-        read(torch.ones(3, dtype=torch.int64, device="cuda"))

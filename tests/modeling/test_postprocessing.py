@@ -33,45 +33,28 @@ def as_rows(result: PredictedBoxes | Detections, image: int) -> Tensor:
     return torch.cat([own.boxes, own.scores[:, None], own.labels[:, None]], dim=1)
 
 
-def clipped(boxes: Tensor) -> Tensor:
-    return torch.stack(
-        [clip_boxes_to_image(own, tuple(SIZES[i].tolist())) for i, own in enumerate(boxes)]
-    )
-
-
 @pytest.mark.parametrize("min_size", [0.0, 4.0, -1.0])
-def test_clipping_before_nms(min_size):
+@pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
+def test_clipping_and_small_boxes(min_size, clip):
     inputs = candidates()
-    boxes = clipped(inputs.boxes)
-    large = (
-        box_ops.has_min_size(boxes, min_size) if min_size >= 0 else torch.ones_like(inputs.valid)
-    )
-    expected = suppress(
-        replace(inputs, boxes=boxes, valid=inputs.valid & large), Suppression(0.5), 100, False
-    )
-    post = replace(DEFAULT, min_size=min_size)
-    result = post(inputs, SIZES, False)
+
+    def clipped(record):
+        sizes = [tuple(size) for size in SIZES.tolist()]
+        pairs = zip(record.boxes, sizes, strict=True)
+        boxes = torch.stack([clip_boxes_to_image(own, size) for own, size in pairs])
+        large = box_ops.has_min_size(boxes, min_size) if min_size >= 0 else True
+        return replace(record, boxes=boxes, valid=record.valid & large)
+
+    if clip == "before-nms":
+        expected = suppress(clipped(inputs), Suppression(0.5), 100, False)
+    else:
+        expected = clipped(suppress(inputs, Suppression(0.5), 100, False))
+    result = replace(DEFAULT, min_size=min_size, clip=clip)(inputs, SIZES, False)
     for image in range(2):
-        assert torch.equal(as_rows(result, image), as_rows(expected, image))
+        torch.testing.assert_close(as_rows(result, image), as_rows(expected, image))
+    assert (result.valid.int().diff(dim=1) <= 0).all()  # padding is last
     sides = result.boxes[result.valid][:, 2:] - result.boxes[result.valid][:, :2]
     assert (sides.min() <= 0) == (min_size < 0)
-    assert torch.equal(post.finish(result, SIZES, False).boxes, result.boxes)
-
-
-@pytest.mark.parametrize("min_size", [0.0, 4.0, -1.0])
-def test_clipping_after_nms(min_size):
-    inputs = candidates()
-    kept = suppress(inputs, Suppression(0.5), 100, False)
-    boxes = clipped(kept.boxes)
-    large = box_ops.has_min_size(boxes, min_size) if min_size >= 0 else torch.ones_like(kept.valid)
-    expected = replace(kept, boxes=boxes, valid=kept.valid & large)
-    post = replace(DEFAULT, min_size=min_size, clip="after-nms")
-    assert post.select(inputs, SIZES) is inputs
-    result = post(inputs, SIZES, False)
-    for image in range(2):
-        assert torch.equal(as_rows(result, image), as_rows(expected, image))
-    assert (result.valid.int().diff(dim=1) <= 0).all()  # padding is last
-    assert (expected.valid.int().diff(dim=1) > 0).any() == (min_size >= 0)
 
 
 def test_the_order_of_clipping_matters():

@@ -83,13 +83,6 @@ def scene(*counts: int, proposals: tuple[int, ...] | None = None) -> tuple[Propo
     return Proposals(boxes, torch.zeros(valid.shape), valid), truth
 
 
-def sorted_rows(samples) -> list[list[float]]:
-    """Return the samples of an image without padding, sorted."""
-    own = samples[samples.labels >= 0]
-    columns = torch.cat([own.boxes, own.labels[:, None], own.gt_index[:, None]], dim=1)
-    return sorted(columns.tolist())
-
-
 def test_samples_are_labelled_by_iou():
     proposals, truth = scene(4, 2)
     samples = ALL(proposals, truth, False)
@@ -118,16 +111,6 @@ def test_foreground_is_first_and_padding_last():
     assert foreground.sum(dim=1).tolist() == [6, 0, 6]
     assert not foreground[:, 6:].any()
     assert (samples.labels.clamp(-1, 1).diff(dim=1) <= 0).all()
-
-
-@pytest.mark.parametrize("objects", [0, 3])
-def test_without_proposals_only_ground_truth_is_sampled(objects):
-    proposals, truth = scene(objects, proposals=(0,))
-    samples = ALL(proposals, truth, False)
-    matched = torch.arange(objects)[None] if objects else torch.tensor([[BACKGROUND]])
-    expected = label_samples(truth.boxes, matched, truth.valid, truth)
-    assert sorted_rows(samples[0]) == sorted_rows(expected[0])
-    assert (samples.labels >= 0).sum() == objects
 
 
 def test_label_samples():

@@ -11,7 +11,6 @@ from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.cascade import CascadeBoxHead, _ScaleGradient
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
-from detlite.structures.padding import RowPacking
 from tests.builders import random_boxes
 from tests.modeling.roi_heads.box_heads import (
     CLASSES,
@@ -30,26 +29,17 @@ OPTS = [
 ]  # fmt: skip
 
 
-def test_other_heads_use_the_features_of_the_first_stage(tiny_config, make_batch):
-    model = build_model(tiny_config(*OPTS))
-    cascade, inputs = model.roi_heads.box, []
-    images, targets = make_batch(2)
-    original = model.roi_heads.head_losses
-
-    def head_losses(features, foreground, truth, predictions, static_shapes, rows):
-        inputs.append((foreground, predictions))
-        return original(features, foreground, truth, predictions, static_shapes)
-
-    model.roi_heads.head_losses = head_losses
-    model(images, targets)
-    ((foreground, predictions),) = inputs
-    assert cascade.feature_extractor is cascade.stages[0].feature_extractor
-    packing = RowPacking(foreground.labels > 0, False)
-    x = predictions.features_of(packing, foreground.labels.shape[1])
-    features = model.backbone(model.normalizer(images).pixels)
-    torch.testing.assert_close(
-        x, cascade.feature_extractor(features, packing.rois(foreground.boxes))
-    )
+def test_stages_of_the_config(tiny_config):
+    """The extractor of the first stage also serves other heads."""
+    box = build_model(tiny_config(*OPTS)).roi_heads.box
+    assert box.feature_extractor is box.stages[0].feature_extractor
+    weights = [tuple(stage.box_coder.weights.tolist()) for stage in box.stages]
+    assert weights == [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
+    head = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 3)).roi_heads.box
+    assert head.stages == [head, head, head]
+    assert head.ious == pytest.approx([0.5, 0.6, 0.7])
+    opts = ["MODEL.ROI_BOX_HEAD.PASSES", 3, "MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.8]
+    assert build_model(tiny_config(*opts)).roi_heads.box.ious == pytest.approx([0.8, 0.9, 0.9])
 
 
 def test_gradients_of_the_stages_are_averaged_in_the_backbone(tiny_config, make_batch, monkeypatch):
@@ -141,15 +131,6 @@ def test_later_passes_skip_background(static):
         torch.testing.assert_close(own.boxes, other.boxes)
         torch.testing.assert_close(own.scores, other.scores)
     assert count() < without_skipping
-
-
-def test_ious_of_passes(tiny_config):
-    head = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 3)).roi_heads.box
-    assert head.stages == [head, head, head]
-    assert head.ious == pytest.approx([0.5, 0.6, 0.7])
-    opts = ["MODEL.ROI_BOX_HEAD.PASSES", 3, "MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.8]
-    head = build_model(tiny_config(*opts)).roi_heads.box
-    assert head.ious == pytest.approx([0.8, 0.9, 0.9])
 
 
 @each_mode

@@ -71,15 +71,9 @@ def test_soft_targets_are_averages_of_bitmaps():
 @each_mode
 @pytest.mark.parametrize("samples", [4, 0])
 def test_loss_without_foreground_is_zero_and_connected(static, samples):
-    background = Samples(
-        torch.rand(2, samples, 4), torch.zeros(2, samples, dtype=torch.int64),
-        torch.zeros(2, samples, dtype=torch.int64),
-    )  # fmt: skip
-    truth = GroundTruth(
-        torch.zeros(2, 1, 4),
-        torch.zeros(2, 1, dtype=torch.int64),
-        PackedMasks.collate([PackedMasks.from_bitmaps(torch.zeros(0, 8, 8).byte())] * 2, 1),
-    )
+    none = torch.zeros(2, samples, dtype=torch.int64)
+    background = Samples(torch.rand(2, samples, 4), none, none)
+    truth = two_images(torch.zeros(2, 12, 12).byte(), torch.zeros(1, 12, 12).byte())
     packing = RowPacking(background.labels > 0, static)
     logits = torch.randn(len(packing.index), 3, SIDE, SIDE, requires_grad=True)
     loss = MASK_HEAD.losses(logits, packing, background, truth)["loss_mask"]

@@ -78,14 +78,6 @@ def test_learning_rates_decay_per_stage(timm, tiny_config, body):
     assert all(rates[parameter] == 1.0 for parameter in model.backbone.neck.parameters())
 
 
-def test_the_default_box_head_needs_a_resnet(timm):
-    opts = ["MODEL.DEVICE", "cpu", "MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-C4"]
-    with pytest.raises(ConfigError, match="set its FEATURE_EXTRACTOR to another, such as FPN2MLP"):
-        build_model(load_config(None, opts))
-    advice = ["MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPN2MLPFeatureExtractor"]
-    assert build_model(load_config(None, [*opts, *advice]))
-
-
 def test_without_timm(tiny_config, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN")
