@@ -15,8 +15,8 @@ CROSS_CUTTING = {
     "engine": {"elastic", "every_head", "host_reads", "two_processes"},
     "evaluation": {"keypoint_results"},
     "modeling": {
-        "conventions", "extending_docs", "fast_rcnn", "heads_by_config", "other_device",
-        "family", "models_on_cuda", "static_shapes", "torchvision_parity",
+        "conventions", "extending_docs", "other_device", "family", "models_on_cuda",
+        "static_shapes", "torchvision_parity",
     },
     "ops": {
         "compiled_module", "cuda_on_cpu", "export", "fuzz", "hip", "messages", "padded_nms",

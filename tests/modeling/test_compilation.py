@@ -149,7 +149,7 @@ def test_compiled_inference_equals_eager_inference(case, optimized):
 
 
 @pytest.mark.parametrize(
-    "name", ["c4", "keypoint", "cascade", "passes", "fast", "extra", "retinanet", "proposals"]
+    "name", ["keypoint", "cascade", "passes", "fast", "extra", "retinanet", "proposals"]
 )
 def test_inference_calls_the_compiled_parts_of_every_model(monkeypatch, name):
     called = set()

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.cascade import CascadeBoxHead, _ScaleGradient
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
+from detlite.structures.padding import RowPacking
 from tests.builders import random_boxes
 from tests.modeling.roi_heads.box_heads import (
     CLASSES,
+    CODER,
     OURS,
     SIZES,
+    ConstantPredictor,
     detect,
     each_mode,
     make_head,
@@ -185,3 +189,60 @@ def test_losses_match_a_loop_over_boxes(kind, static):
         current = refined
     assert len(current) == len(labels) == 10
     assert 0 < sum(label > 0 for label in labels) < 10
+
+
+# ---- losses
+
+
+@each_mode
+def test_features_of_other_rows(static):
+    head = make_head()
+    boxes = [random_boxes(5), random_boxes(3)]
+    samples = make_samples(boxes, [[1, 2, 0, 0, 0], [1, 0, 0]], [[0] * 5, [0] * 3])
+    predictions = head([], samples.boxes, samples.labels >= 0, static)
+    some = RowPacking(samples.labels[:, :2] > 0, static)
+    result = predictions.features_of(some, 2)[some.valid]
+    expected = torch.stack([F.pad(boxes[image][n], (1, 0), value=image)
+                          for image, n in ((0, 0), (0, 1), (1, 0))]) / 40  # fmt: skip
+    assert torch.equal(result, expected)
+
+
+# ---- detections
+
+
+@pytest.mark.parametrize(
+    ("threshold", "limit"), [(0.0, 2), (0.05, 2), (0.4, 2), (0.5, 1), (0.6, 1), (1 / 3, 2)]
+)
+def test_static_shape_has_room_for_the_classes_that_can_exceed_the_threshold(threshold, limit):
+    head, boxes = make_head(score_thresh=threshold), random_boxes(4)
+    # Both classes have the highest score that both can have.
+    head.predictor = ConstantPredictor(torch.tensor([[-50.0, 0, 0]]).repeat(4, 1),
+                                    torch.zeros(4, 4 * CLASSES))  # fmt: skip
+    candidates = head.predict([], prepare_proposals([boxes], 1), SIZES[:1], True)
+    assert candidates.valid.shape == (1, 4 * limit)
+    assert candidates.valid.sum() == (8 if threshold < 0.5 else 0)
+
+
+def test_nan_predictions_are_dropped():
+    head = make_head()
+    logits, deltas = torch.randn(6, CLASSES) * 2, torch.randn(6, 4 * CLASSES)
+    logits[0], deltas[1] = math.nan, math.nan
+    head.predictor = ConstantPredictor(logits, deltas)
+    (result,) = detect(head, [random_boxes(6)])
+    assert len(result.boxes) > 0
+    assert result.boxes.isfinite().all()
+    assert result.scores.isfinite().all()
+
+
+@each_mode
+def test_refined_boxes_are_clipped(static):
+    head = make_head(agnostic=True)
+    boxes = torch.stack([random_boxes(4), random_boxes(4)])
+    valid = torch.tensor([[True] * 4, [True, False, True, False]])
+    predictions = head([], boxes, valid, static)
+    result = head.refine(predictions, boxes, SIZES)
+    for image, n in ((0, 0), (0, 3), (1, 0), (1, 2)):
+        _, deltas = predict_one(head, image, boxes[image, n])
+        expected = CODER.decode(deltas[1][None], boxes[image, n][None])
+        expected = box_ops.clip(expected, tuple(SIZES[image].tolist()), OURS)[0]
+        torch.testing.assert_close(result[image, n], expected)
