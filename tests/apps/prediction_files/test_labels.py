@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from pycocotools.coco import COCO
 
@@ -116,6 +115,16 @@ def test_keypoints_are_read_again(write, tmp_path, format):
     write(format, WITH_POINTS, with_points=True)
     for row in sorted_rows(read(tmp_path, format)):
         np.testing.assert_allclose(row["keypoints"], [10, 8, 2, 12, 20, 2], atol=1e-4)
+    if format == "coco":  # CVAT requires a segmentation, and integers as `iscrowd`
+        content = json.loads((tmp_path / "annotations.json").read_text())
+        for number, row in enumerate(content["annotations"], start=1):
+            assert (row["id"], row["segmentation"], row["iscrowd"]) == (number, [], 0)
+            assert row["area"] == row["bbox"][2] * row["bbox"][3]
+    else:
+        text = (tmp_path / "data.yaml").read_text()
+        assert "val: images" in text
+        assert "kpt_shape:\n- 2\n- 3\n" in text
+        assert (tmp_path / "labels/0002_b.txt").read_text() == ""
 
 
 @pytest.mark.parametrize("format", FORMATS_READ)
@@ -126,27 +135,6 @@ def test_an_object_with_an_empty_mask_keeps_its_box(write, tmp_path, format):
     rows = read(tmp_path, format).dataset["annotations"]
     assert len(rows) == 2
     np.testing.assert_allclose(rows[1]["bbox"], BOXES[1], atol=0.6)
-
-
-def test_coco_files_are_those_of_cvat(write, tmp_path):
-    """It requires a segmentation, and integers as `iscrowd`."""
-    write("coco")
-    content = json.loads((tmp_path / "annotations.json").read_text())
-    for number, row in enumerate(content["annotations"], start=1):
-        assert (row["id"], row["segmentation"], row["iscrowd"]) == (number, [], 0)
-        assert row["area"] == row["bbox"][2] * row["bbox"][3]
-
-
-def test_yolo_has_the_keys_of_ultralytics(write, tmp_path):
-    write("yolo", WITH_POINTS, with_points=True)
-    text = (tmp_path / "data.yaml").read_text()
-    assert "val: images" in text
-    assert "kpt_shape:\n- 2\n- 3\n" in text
-    (line, _) = (tmp_path / "labels/0001_a.txt").read_text().splitlines()
-    values = torch.tensor([float(word) for word in line.split()])
-    assert values[0] == 0
-    torch.testing.assert_close(values[5:8], torch.tensor([10 / WIDTH, 8 / HEIGHT, 2]))
-    assert (tmp_path / "labels/0002_b.txt").read_text() == ""
 
 
 def test_geojson_of_qupath(write, tmp_path):

@@ -50,8 +50,7 @@ def test_measures_are_those_of_scikit_image():
 
 
 def test_measures_of_small_and_empty_masks():
-    image = np.full((3, 4, 5), 7, np.uint8)
-    mask = np.zeros((4, 5), bool)
+    image, mask = np.full((3, 4, 5), 7, np.uint8), np.zeros((4, 5), bool)
     assert np.isnan(measure(mask, image)["centroid-0"])
     mask[0, 4] = True
     row = measure(mask, image)

@@ -28,6 +28,7 @@ def test_boxes_and_masks(kind):
     assert (analysis.confusion[:3].sum(axis=1) == analysis.objects).all()
     assert analysis.errors.ap == pytest.approx(analysis.metrics["AP50"], abs=0.02)
     assert analysis.bootstrap.metrics()["AP"].shape == (20,)
+    assert 0 < analysis.calibration.counts.sum() < len(rows)  # without those in crowds
 
 
 def test_keypoints_have_no_error_types(data_root):
@@ -50,35 +51,14 @@ def test_results_of_another_dataset():
         DetectionAnalysis(coco, results, "bbox", sample_images(12, 20, 0))
 
 
-def test_bins_of_the_detections():
-    rng = np.random.default_rng(0)
-    scores, correct = rng.random(200), rng.random(200) < 0.5
-    calibration = Calibration(scores, correct, 5)
-    for n in range(5):
-        own = (scores >= n / 5) & (scores < (n + 1) / 5)
-        assert calibration.counts[n] == own.sum()
-        assert calibration.scores[n] == pytest.approx(scores[own].mean())
-        assert calibration.precision[n] == pytest.approx(correct[own].mean())
-    gaps = np.abs(calibration.scores - calibration.precision) * calibration.counts / 200
-    assert calibration.error == pytest.approx(gaps.sum())
-
-
-def test_detections_in_crowds_are_not_counted():
-    coco, rows = synthetic_dataset(0)
-    results = Results.from_coco(rows)
-    analysis = DetectionAnalysis(coco, results, "bbox", sample_images(12, 20, 0))
-    assert 0 < analysis.calibration.counts.sum() < len(rows)
-
-
-def test_known_errors():
-    calibration = Calibration(np.array([0.1, 0.9, 0.9, 0.9]), np.array([1, 1, 0, 0], bool))
-    assert calibration.counts.tolist() == [0, 1] + [0] * 7 + [3]
-    assert calibration.error == pytest.approx((0.9 + 3 * (0.9 - 1 / 3)) / 4)
-    assert calibration.excess == pytest.approx((-0.9 + 3 * (0.9 - 1 / 3)) / 4)
+def test_calibration():
+    scores, correct = np.array([0.1, 0.9, 0.92, 0.94, 1]), np.array([1, 1, 0, 0, 1], bool)
+    calibration = Calibration(scores, correct)
+    assert calibration.counts.tolist() == [0, 1] + [0] * 7 + [4]
+    assert calibration.scores[[1, 9]] == pytest.approx([0.1, 0.94])
+    assert calibration.precision[[1, 9]] == pytest.approx([1, 0.5])
+    assert calibration.error == pytest.approx((0.9 + 4 * (0.94 - 0.5)) / 5)
+    assert calibration.excess == pytest.approx((-0.9 + 4 * (0.94 - 0.5)) / 5)
     assert calibration.wrong == 2
-
-
-def test_scores_of_one_and_no_detections():
-    assert Calibration(np.ones(1), np.ones(1, bool)).counts.tolist() == [0] * 9 + [1]
     empty = Calibration(np.empty(0), np.empty(0, bool))
     assert (empty.error, empty.excess) == (None, None)
