@@ -38,7 +38,7 @@ ROWS |= {
         "init --data FOLDER --coco FILE` converts it to COCO json", "stops",
     ),
     "a polygon without the list of polygons": (
-        "polygons … not in a list of polygons: … They are read as [[x1, y1, x2, y2, ...], ...].",
+        "polygons … not in a list: … They are read as [[x1, y1, x2, ...], ...].",
         "reads it",
     ),
     "a GPU that does not exist": (

@@ -1,7 +1,7 @@
 """Convert annotations in other notations than COCO's into COCO's, without judging the values.
 
-An annotation whose types are COCO's is an `Entry` as it is. Every other one is converted here, so
-that the rules of `judge` need to know one notation only.
+An annotation whose types are COCO's is an `Entry` without changes. Every other one is converted
+here, so that the rules of `judge` need to know one notation only.
 """
 
 import json
