@@ -44,7 +44,7 @@ from .evaluate import (
 from .hooks import build_hooks
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import ModelEMA
-from .hooks.metrics import MetricsWriter, Progress
+from .hooks.metrics import MetricsWriter
 from .rng import seed_all
 from .run_config import complete_config
 from .run_files import FINAL_CHECKPOINT, METRICS_FILE, run_lock, write_config
@@ -105,7 +105,6 @@ class TrainingRun(Trainer):
             *build_hooks(cfg),
             *hooks,
             BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE),  # may be a metric of a hook
-            Progress(),
             MetricsWriter(self.output_dir),
         ]
         for hook in self.hooks:

@@ -31,15 +31,6 @@ def test_batch_norm_is_frozen_for_small_batches(tiny_config, norm, batch, parts,
     assert resolve_frozen_norms(resolved) == resolved
 
 
-@pytest.mark.parametrize(("batch", "frozen"), [(3, True), (4, False)])
-def test_batch_norm_of_timm_is_frozen_for_small_batches(tiny_config, batch, frozen):
-    cfg = tiny_config(
-        "MODEL.BACKBONE.CONV_BODY", "timm/test_resnet-FPN", "MODEL.RESNETS.NORM", "BN",
-        "SOLVER.IMS_PER_BATCH", batch, "MODEL.BACKBONE.FREEZE_NORM_BELOW", 4,
-    )  # fmt: skip
-    assert (resolve_frozen_norms(cfg).MODEL.RESNETS.NORM == "FrozenBN") is frozen
-
-
 @pytest.mark.parametrize(("first", "then", "expected"), [(2, 4, "FrozenBN"), (4, 2, "BN")])
 def test_a_resumed_run_keeps_its_norms(tiny_config, first, then, expected):
     def resolve(size, resumed=None):
@@ -53,8 +44,3 @@ def test_a_resumed_run_keeps_its_norms(tiny_config, first, then, expected):
     resumed = resolve(then, dict(flatten(cfg)))
     assert resumed.MODEL.RESNETS.NORM == expected == cfg.MODEL.RESNETS.NORM
     assert expected != resolve(then).MODEL.RESNETS.NORM
-
-
-def test_norms_are_not_frozen_by_default(tiny_config):
-    cfg = tiny_config("MODEL.RESNETS.NORM", "BN", "SOLVER.IMS_PER_BATCH", 1)
-    assert resolve_frozen_norms(cfg) == cfg

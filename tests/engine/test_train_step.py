@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from detlite.config import ConfigError
-from tests.engine.toy import new_toy, read_final, read_metrics
-
-
-def test_training_learns(train_toy):
-    opts = ["SOLVER.MAX_ITER", 60, "SOLVER.STEPS", (50,), "SOLVER.IMS_PER_BATCH", 4]
-    cfg, _ = train_toy(*opts)
-    losses = [row["loss"] for row in read_metrics(cfg.OUTPUT_DIR)]
-    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+from tests.engine.toy import new_toy, read_final
 
 
 def test_gradients_are_clipped(train_toy, toy):

@@ -27,12 +27,18 @@ class MetricsWriter(Hook):
     "data_time": 0.01, "eta_s": 60.0}` in training, with "share" (the fraction of the time that is
     used) under SOLVER.MAX_MINUTES. After an evaluation it is
     `{"iteration": 500, "evaluation": {"my_val": {"bbox": ...}}}`.
+
+    On a busy machine, SOLVER.LOG_PERIOD steps can take many minutes. Therefore it also logs the
+    first step, and later steps when nothing was logged for half a minute. These lines have no
+    losses, because reading them would wait for the device.
     """
 
     def __init__(self, output_dir: Path) -> None:
         self._output_dir = output_dir
 
     def before_train(self) -> None:
+        self._began, self._last = time.monotonic(), -math.inf
+        self._first = self.trainer.iteration
         if not is_main():
             return
         # Imported here because it takes seconds.
@@ -45,13 +51,33 @@ class MetricsWriter(Hook):
         self._file = open_to_append(path)
         self._events = SummaryWriter(str(self._output_dir), purge_step=start + 1 if start else None)
 
+    def after_step(self, losses: dict[str, Tensor]) -> None:
+        now, iteration = time.monotonic(), self.trainer.iteration
+        seconds = (now - self._began) / (iteration - self._first)
+        outlook = self.trainer.schedule.outlook(iteration)
+        solver = self.trainer.cfg.SOLVER
+        if iteration % solver.LOG_PERIOD == 0 or now - self._last < _SILENCE_SECONDS:
+            return
+        self._last = now
+        speed = f"{seconds:.3f} s per step of {solver.IMS_PER_BATCH} images"
+        logger.info("iteration %d  %s%s", iteration, speed, outlook)
+
     def after_log(self, metrics: dict[str, float]) -> None:
+        self._last = time.monotonic()
         self._write(metrics, {f"training/{name}": value for name, value in metrics.items()})
         logger.info(_log_line(self.trainer.iteration, metrics))
 
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
         numbers = {n: value for n, value in flatten_metrics(metrics).items() if value is not None}
         self._write({"evaluation": metrics}, numbers)
+
+    def after_train(self) -> None:
+        iteration, images = self.trainer.iteration, len(self.trainer.train_set)
+        seen = iteration * self.trainer.cfg.SOLVER.IMS_PER_BATCH
+        logger.info(
+            "trained %d iterations, %.1f epochs of %d images; this process took %.1f minutes",
+            iteration, seen / images, images, (time.monotonic() - self._began) / 60,
+        )  # fmt: skip
 
     def close(self) -> None:
         if is_main():
@@ -111,37 +137,3 @@ def _drop_repeated(path: Path, start: int, repeats_evaluation: bool) -> None:
         logger.warning("%s: removed %d damaged lines", path, damaged)
     with atomic_open(path, "wb") as file:
         file.write(b"".join(kept))
-
-
-class Progress(Hook):
-    """Logs the first step, later steps when nothing was logged for half a minute, and the total.
-
-    On a busy machine, SOLVER.LOG_PERIOD steps can take many minutes. The additional lines have no
-    losses, because reading them would wait for the device.
-    """
-
-    def before_train(self) -> None:
-        self._start, self._last = time.monotonic(), -math.inf
-        self._first = self.trainer.iteration
-
-    def after_step(self, losses: dict[str, Tensor]) -> None:
-        now, iteration = time.monotonic(), self.trainer.iteration
-        seconds = (now - self._start) / (iteration - self._first)
-        outlook = self.trainer.schedule.outlook(iteration)
-        solver = self.trainer.cfg.SOLVER
-        if iteration % solver.LOG_PERIOD == 0 or now - self._last < _SILENCE_SECONDS:
-            return
-        self._last = now
-        speed = f"{seconds:.3f} s per step of {solver.IMS_PER_BATCH} images"
-        logger.info("iteration %d  %s%s", iteration, speed, outlook)
-
-    def after_log(self, metrics: dict[str, float]) -> None:
-        self._last = time.monotonic()
-
-    def after_train(self) -> None:
-        iteration, images = self.trainer.iteration, len(self.trainer.train_set)
-        seen = iteration * self.trainer.cfg.SOLVER.IMS_PER_BATCH
-        logger.info(
-            "trained %d iterations, %.1f epochs of %d images; this process took %.1f minutes",
-            iteration, seen / images, images, (time.monotonic() - self._start) / 60,
-        )  # fmt: skip

@@ -36,16 +36,3 @@ def test_applied_swaps_the_weights_and_restores_them():
     assert torch.equal(model.weight, before + 1)
     assert torch.equal(ema.values["weight"], before)
     assert model.weight.requires_grad
-
-
-def test_it_continues_from_its_state():
-    model = nn.Linear(2, 1)
-    one, other = ModelEMA(model, 0.5), ModelEMA(model, 0.5)
-    with torch.no_grad():
-        model.weight += 1
-    one.after_step({})
-    other.load_state_dict(one.state_dict())
-    one.after_step({})
-    other.after_step({})
-    assert torch.equal(one.values["weight"], other.values["weight"])
-    assert one.updates == other.updates == 2
