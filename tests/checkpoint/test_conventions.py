@@ -89,13 +89,6 @@ def test_other_convention_in_the_config(weights, tmp_path):
         load_weights(build_model(load_config(file)), read_checkpoint(weights))
 
 
-def test_override_of_a_field(weights):
-    options = ["MODEL.DEVICE", "cpu", "MODEL.CONVENTION_OVERRIDE", ["resize=round"]]
-    cfg, _ = build_model_from_checkpoint(weights, options)
-    assert cfg.MODEL.CONVENTION == "maskrcnn-benchmark"
-    assert cfg.MODEL.CONVENTION_OVERRIDE == ("resize=round",)
-
-
 def test_config_file_decides_an_unknown_convention(tiny_config, saved, tmp_path):
     cfg = tiny_config()
     file = _write(tmp_path / "any.yaml", cfg, "detectron2")

@@ -27,8 +27,7 @@ def detector(tiny_config, name="test_convnext", *opts):
 )
 def test_only_the_backbone_is_loaded(tiny_config, tmp_path, name, ending, freeze_at):
     name = f"test_{name}"
-    state = timm.create_model(name).state_dict()
-    file = tmp_path / f"{name}.{ending}"
+    state, file = timm.create_model(name).state_dict(), tmp_path / f"{name}.{ending}"
     if ending == "pth":
         torch.save(state, file)
     else:
@@ -36,11 +35,10 @@ def test_only_the_backbone_is_loaded(tiny_config, tmp_path, name, ending, freeze
     model = detector(tiny_config, name, "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at)
     before = deepcopy(model.state_dict())
     load_weights(model, read_checkpoint(file))
-    for path, value in model.backbone.body.net.state_dict().items():
-        assert torch.equal(value, state[path]), path
+    prefix = "backbone.body.net."
     for path, value in model.state_dict().items():
-        if not path.startswith("backbone.body."):
-            assert torch.equal(value, before[path]), path
+        expected = state[path.removeprefix(prefix)] if path.startswith(prefix) else before[path]
+        assert torch.equal(value, expected), path
 
 
 def test_checkpoint_of_a_detector(tiny_config, saved):
@@ -102,30 +100,28 @@ def test_other_pixel_statistics(tiny_config, tmp_path, caplog, bgr, mean, std, e
     assert not expected or all(advice.format(*expected) in message for message in warned)
 
 
+def test_pixel_statistics_of_names():
+    expected = {
+        "tf_efficientnet_lite1": HALVES,
+        "resnet18.a1_in1k": IMAGENET,
+        "vit_base_patch16_224.augreg_in21k": HALVES,
+        "vit_base_patch16_224.mae": IMAGENET,
+        "unknown": None,
+        "resnet18.unknown": None,
+    }
+    assert {name: timm_pixels(name) for name in expected} == expected
+
+
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("tf_efficientnet_lite1", HALVES),
-        ("resnet18.a1_in1k", IMAGENET),
-        ("vit_base_patch16_224.augreg_in21k", HALVES),
-        ("vit_base_patch16_224.mae", IMAGENET),
-        ("unknown", None),
-        ("resnet18.unknown", None),
-    ],
-)
-def test_pixel_statistics_of_names(name, expected):
-    assert timm_pixels(name) == expected
-
-
-def test_damaged_safetensors_file(tmp_path):
-    pytest.importorskip("safetensors")
-    (tmp_path / "w.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ..")
-    with pytest.raises(CheckpointError, match=r"w\.safetensors: is not a checkpoint"):
-        read_checkpoint(tmp_path / "w.safetensors")
-
-
-def test_safetensors_without_its_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    (tmp_path / "w.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="needs a package: pip install safetensors"):
+    ("content", "message"),
+    [(b"\x08\0\0\0\0\0\0\0{}      ..", "is not a checkpoint"),
+     (b"", "needs a package: pip install safetensors")],
+)  # fmt: skip
+def test_unusable_safetensors(tmp_path, monkeypatch, content, message):
+    if content:
+        pytest.importorskip("safetensors")
+    else:
+        monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    (tmp_path / "w.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"w\.safetensors: {message}"):
         read_checkpoint(tmp_path / "w.safetensors")
