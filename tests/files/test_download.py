@@ -49,30 +49,31 @@ def test_is_url():
     assert not any(map(is_url, ("http/a.jpg", "s3://bucket/a.jpg")))
 
 
-def test_download_skips_an_existing_file(server, tmp_path):
+def test_files_are_verified_and_downloaded_once(server, tmp_path):
     file = tmp_path / "some" / "folder" / "weights.pth"
+    message = rf"w\.pth: the SHA-256 of the content starts with {SHA256[:8]}, expected 01234567\. "
+    with pytest.raises(RemoteError, match=message):
+        download(f"{server.url}/w.pth", file, "01234567")
+    assert files_in(file.parent) == set()
     for _ in range(2):
         download(f"{server.url}/w.pth", file, SHA256)
         assert file.read_bytes() == CONTENT
-    assert server.ranges == [None]
+    file.write_bytes(b"put here by somebody else")
+    download(f"{server.url}/w.pth", file)
+    with pytest.raises(RemoteError, match=r"\.pth \(from .*starts with .*delete it if it exists"):
+        download(f"{server.url}/w.pth", file, SHA256[:9])
+    assert server.ranges == [None, None]
     assert files_in(file.parent) == {"weights.pth"}
 
 
-def test_download_resumes_after_a_broken_connection(server, tmp_path):
-    cut(server, 3_000_000, 0, 0, 0, 2_000_000)
-    download(f"{server.url}/w.pth", tmp_path / "w.pth", SHA256[:8])
-    assert (tmp_path / "w.pth").read_bytes() == CONTENT
-    assert server.ranges == [None, *["bytes=3000000-"] * 4, "bytes=5000000-"]
-
-
-def test_a_later_call_resumes(server, tmp_path):
-    cut(server, 4_000_000, 0, 0, 0, 0)
+def test_download_resumes_after_broken_connections(server, tmp_path):
+    cut(server, 3_000_000, 0, 0, 0, 1_000_000, 0, 0, 0, 0)
     message = r"after 5 attempts \(.*ended after 0 of 6240000 bytes"
     with pytest.raises(RemoteError, match=message):
-        download(f"{server.url}/w.pth", tmp_path / "w.pth")
+        download(f"{server.url}/w.pth", tmp_path / "w.pth", SHA256[:8])
     assert not (tmp_path / "w.pth").exists()
-    download(f"{server.url}/w.pth", tmp_path / "w.pth")
-    assert server.ranges[-1] == "bytes=4000000-"
+    download(f"{server.url}/w.pth", tmp_path / "w.pth", SHA256[:8])
+    assert server.ranges == [None, *["bytes=3000000-"] * 4, *["bytes=4000000-"] * 5]
     assert (tmp_path / "w.pth").read_bytes() == CONTENT
 
 
@@ -91,24 +92,6 @@ def test_download_restarts_if_it_cannot_resume(change, server, tmp_path):
     download(f"{server.url}/w.pth", tmp_path / "w.pth")
     assert (tmp_path / "w.pth").read_bytes() == content
     assert files_in(tmp_path) == {"w.pth"}
-
-
-def test_content_with_another_hash_is_deleted(server, tmp_path):
-    message = rf"starts with {SHA256[:8]}, expected 01234567\. "
-    with pytest.raises(RemoteError, match=message):
-        download(f"{server.url}/w.pth", tmp_path / "w.pth", "01234567")
-    assert files_in(tmp_path) == set()
-
-
-def test_hash_of_an_existing_file(server, tmp_path):
-    file = tmp_path / "w.pth"
-    file.write_bytes(b"put here by somebody else")
-    download(f"{server.url}/w.pth", file)
-    with pytest.raises(RemoteError, match=r"w\.pth \(from .*starts with .*delete it if it exists"):
-        download(f"{server.url}/w.pth", file, SHA256[:9])
-    file.write_bytes(CONTENT)
-    download(f"{server.url}/w.pth", file, SHA256[:9])
-    assert server.ranges == []
 
 
 def test_a_link_in_place_of_the_unfinished_file_is_not_followed(server, tmp_path):

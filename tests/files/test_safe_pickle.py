@@ -35,10 +35,20 @@ def test_arrays_and_containers(tmp_path, protocol):
         assert read["model"][name].dtype == value.dtype
 
 
-def test_pickles_of_numpy_1(tmp_path):
-    old = pickle.dumps(np.ones(2), protocol=2).replace(b"numpy._core", b"numpy.core")
-    (tmp_path / "w.pkl").write_bytes(old)
-    np.testing.assert_array_equal(read_pickle(tmp_path / "w.pkl"), np.ones(2))
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(np.float32([1, 2]), protocol=2).replace(b"numpy._core", b"numpy.core"),
+        # Python 2 stores bytes as text.
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
+        b"(I1\n(I2\ntcnumpy\ndtype\n(S'f4'\nI0\nI1\ntR(I3\nS'>'\nNNNI-1\nI-1\nI0\ntb"
+        b"I00\nS'?\\x80\\x00\\x00@\\x00\\x00\\x00'\ntb.",
+    ],
+    ids=["numpy 1", "Python 2"],
+)
+def test_old_pickles(tmp_path, data):
+    (tmp_path / "w.pkl").write_bytes(data)
+    np.testing.assert_array_equal(read_pickle(tmp_path / "w.pkl"), np.float32([1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -108,16 +118,6 @@ def test_allowed_objects_cannot_be_changed(tmp_path):
         with pytest.raises(RefusedPickleError):
             read_pickle(tmp_path / "w.pkl")
     assert collections.OrderedDict.fromkeys([1]) == {1: None}
-
-
-def test_arrays_of_python_2(tmp_path):
-    """Python 2 stores bytes as text."""
-    (tmp_path / "w.pkl").write_bytes(
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
-        b"(I1\n(I2\ntcnumpy\ndtype\n(S'f4'\nI0\nI1\ntR(I3\nS'>'\nNNNI-1\nI-1\nI0\ntb"
-        b"I00\nS'?\\x80\\x00\\x00@\\x00\\x00\\x00'\ntb."
-    )
-    np.testing.assert_array_equal(read_pickle(tmp_path / "w.pkl"), np.float32([1, 2]))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
