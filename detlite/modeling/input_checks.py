@@ -41,7 +41,7 @@ def check_images(images: Sequence[Tensor], channels: int) -> None:
                 f"{list(image.shape)}"
             )
         # Reading values of other devices would wait for them, and a graph has no values.
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        traced = torch.compiler.is_compiling()
         if image.is_floating_point() and image.device.type == "cpu" and not traced:
             low, high = torch.stack(image.aminmax()).tolist()
             # Interpolation and noise exceed 0..1 a little. NaN fails the comparison as well.

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import nn
 
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model
@@ -56,31 +55,6 @@ def test_weights_are_contiguous_until_they_are_optimized(tiny_config):
         kernels = [x for x in tensors if x.ndim == 4 and min(x.shape) > 1]
         assert len(kernels) > 10
         assert all(x.is_contiguous(memory_format=torch.channels_last) for x in kernels)
-
-
-class Traced(nn.Module):
-    """A detector with a tensor as argument and tensors as results, for torch.jit.trace."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, image):
-        return tuple(self.model([image])[0].values())
-
-
-@pytest.mark.filterwarnings("ignore")  # for each value that becomes a constant
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-def test_a_model_can_be_traced(tiny_config, make_batch, static):
-    model = build_model(tiny_config(*ALL_SCORES)).eval()
-    model.static_shapes = static
-    image = make_batch(2)[0][0]
-    with torch.no_grad():
-        traced = torch.jit.trace(Traced(model), (image,), check_trace=False)
-        images = [image, image.flip(2)] if static else [image]
-        for own in images:
-            for actual, expected in zip(traced(own), Traced(model)(own), strict=True):
-                torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_functional_gradients_are_refused(tiny_config, make_batch):

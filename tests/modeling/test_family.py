@@ -207,9 +207,8 @@ def test_trains_and_detects_without_proposals(name, make_batch):
         assert len(result["boxes"]) == 0
 
 
-@pytest.mark.parametrize("name", ["mask", "c4"])
-def test_autocast_keeps_losses_and_results_in_float32(name, make_batch):
-    model = build_model(family_config(name, tiny_config, *ALL_SCORES)).train()
+def test_autocast_keeps_losses_and_results_in_float32(make_batch):
+    model = build_model(family_config("mask", tiny_config, *ALL_SCORES)).train()
     images, targets = make_batch(2, 0)
     with torch.autocast("cpu", torch.bfloat16):
         losses = model(images, targets)

@@ -143,18 +143,6 @@ def test_custom_architecture():
     assert (ours.first, ours.last) == (expected.first, expected.last)
 
 
-def test_keypoint_head_of_a_custom_architecture():
-    cfg = tiny_config(
-        *FBNET, "MODEL.MASK_ON", False, "MODEL.KEYPOINT_ON", True, "MODEL.FBNET.ARCH_DEF",
-        definition(4, kpts=[6]), "MODEL.ROI_KEYPOINT_HEAD.FEATURE_EXTRACTOR",
-        "FBNet.roi_head_keypoints", "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION", 6,
-        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 48,
-        "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
-    )  # fmt: skip
-    [result] = build_model(cfg).eval()([torch.rand(3, 64, 64)])
-    assert result["keypoints"].shape[1:] == (17, 3)
-
-
 @pytest.mark.parametrize(
     ("text", "arch", "message"),
     [

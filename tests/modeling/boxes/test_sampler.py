@@ -44,17 +44,6 @@ def test_numbers_of_drawn_candidates():
         assert len({*first.tolist(), *rest.tolist()}) == positive + negative
 
 
-def test_drawing_depends_on_the_seed_and_differs_between_images():
-    matched, sampler = shuffled_matches(100, 100, 0).repeat(2, 1), Sampler(20, 0.5)
-    drawn = []
-    for seed in (3, 3, 4):
-        torch.manual_seed(seed)
-        drawn.append(sampler.draw(matched)[0])
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-    assert not torch.equal(drawn[0][0], drawn[0][1])
-
-
 def test_every_candidate_is_drawn_equally_often():
     index, valid = Sampler(4, 0.5).draw(shuffled_matches(10, 10, 10).repeat(4000, 1))
     counts = index[valid].bincount(minlength=30)

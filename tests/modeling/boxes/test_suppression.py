@@ -123,20 +123,6 @@ def test_class_agnostic_suppression_ignores_labels(method):
     assert {label for _, label, _ in rows} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_class_scores_follow_their_boxes(method):
-    candidates = crowd()
-    own = candidates.scores[0, :, None] * torch.tensor([1.0, 10.0])
-    candidates = replace(candidates, extra_fields={"class_scores": own[None]})
-    detections = suppress(candidates, make_rule(method), 9, False)
-    kept = detections.extra_fields["class_scores"]
-    if method in ("nms", "voting"):
-        torch.testing.assert_close(kept[..., 0], detections.scores)
-    place = (candidates.scores[0] - kept[0, :, :1]).abs().argmin(dim=1)
-    assert torch.equal(own[place], kept[0])
-    assert torch.equal(candidates.labels[0, place], detections.labels[0])
-
-
 def batch_of(*images: PredictedBoxes, padding: float = 0.0) -> PredictedBoxes:
     """Join images to a batch, padded to one more than the largest number of boxes."""
     limit = 1 + max(one.valid.shape[1] for one in images)
@@ -162,22 +148,6 @@ def test_images_of_a_batch_are_independent(method, padding):
         alone = suppress(image, rule, 100, False)
         assert as_list(together, index) == as_list(alone)
         assert len(as_list(alone)) > 0
-
-
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-def test_no_candidates(method, static):
-    candidates, rule = crowd(), make_rule(method)
-    invalid = replace(candidates, valid=torch.zeros_like(candidates.valid))
-    for empty in (candidates[:, :0], invalid):
-        detections = suppress(empty, rule, 20, static)
-        assert not detections.valid.any()
-        count = 20 if static and empty is invalid else 0
-        assert detections.boxes.shape == (1, count, 4)
-        shapes = {detections.scores.shape, detections.labels.shape, detections.valid.shape}
-        assert shapes == {(1, count)}
-        assert detections.labels.dtype == torch.int64
-    assert suppress(candidates, rule, 0, False).boxes.shape == (1, 0, 4)
 
 
 def test_build_suppression(tiny_config):
@@ -239,17 +209,6 @@ def test_the_order_of_clipping_matters():
     )
     assert DEFAULT(inputs, SIZES[:1], False).valid.sum() == 1
     assert replace(DEFAULT, clip="after-nms")(inputs, SIZES[:1], False).valid.sum() == 2
-
-
-@pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-def test_detections_per_image(clip):
-    inputs = candidates()
-    post = replace(DEFAULT, clip=clip, min_size=-1.0)
-    every = post(inputs, SIZES, False)
-    some = replace(post, detections_per_image=4)(inputs, SIZES, False)
-    assert some.valid.shape == (2, 4)
-    for image in range(2):
-        assert torch.equal(as_rows(some, image), as_rows(every, image)[:4])
 
 
 def test_build_postprocess(tiny_config):

@@ -14,7 +14,6 @@ from detlite.modeling.boxes.matcher import Matcher
 from detlite.modeling.boxes.sampler import Sampler
 from detlite.modeling.build import build_model
 from detlite.modeling.rpn.anchors import AnchorGenerator
-from detlite.modeling.rpn.head import SeparableRPNHead
 from detlite.modeling.rpn.rpn import RPN, ProposalLimits
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals
@@ -283,13 +282,3 @@ def test_proposals_of_low_objectness_are_dropped():
     scores = proposals.scores[proposals.valid]
     assert torch.equal(kept.scores[kept.valid], scores[scores.sigmoid() >= 0.6])
     assert 0 < kept.valid.sum() < proposals.valid.sum()
-
-
-def test_separable_rpn_head_shares_its_blocks_between_levels():
-    head = SeparableRPNHead(8, 3)
-    levels = [torch.randn(2, 8, size, size + 1) for size in (8, 4)]
-    logits, deltas = head(levels)
-    assert [x.shape for x in logits] == [(2, 3, 8, 9), (2, 3, 4, 5)]
-    assert [x.shape for x in deltas] == [(2, 12, 8, 9), (2, 12, 4, 5)]
-    alone, _ = head(levels[1:])
-    torch.testing.assert_close(alone[0], logits[1])
