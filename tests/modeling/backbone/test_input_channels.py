@@ -63,7 +63,7 @@ def test_predictor_reads_the_channels_of_its_model():
     predictor = detlite.Predictor(model, 64, 96)
     pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 4), dtype=np.uint8)
     array, tensor = predictor([pixels, torch.from_numpy(pixels).permute(2, 0, 1)])
-    assert torch.equal(array["scores"], tensor["scores"])
+    torch.testing.assert_close(array["scores"], tensor["scores"])
     with pytest.raises(ValueError, match="the image has 3 channels, but the model expects 4"):
         predictor(pixels[..., :3])
 

@@ -64,8 +64,8 @@ def test_boxes_that_are_not_counted_have_no_effect(kind, padding):
     some = [values.detach()[counted] for values in inputs]
     alone = BoxLoss(kind)(CODER, some[0].requires_grad_(), *some[1:], ALL[:2])
     alone.sum().backward()
-    assert torch.equal(loss[counted], alone)
-    assert torch.equal(deltas.grad[counted], some[0].grad)
+    torch.testing.assert_close(loss[counted], alone)
+    torch.testing.assert_close(deltas.grad[counted], some[0].grad)
     assert not loss[~counted].any()
     assert not deltas.grad[~counted].any()
     none = BoxLoss(kind)(CODER, *inputs, torch.zeros(4, dtype=torch.bool))
@@ -132,8 +132,8 @@ def test_decode_inverts_encode_for_batches_too():
     decoded = CODER.decode(deltas, references)
     torch.testing.assert_close(decoded, boxes, atol=1e-3, rtol=1e-5)
     batch = CODER.encode(boxes.view(3, 4, 4), references.view(3, 4, 4))
-    assert torch.equal(batch, deltas.view(3, 4, 4))
-    assert torch.equal(CODER.decode(batch, references.view(3, 4, 4)), decoded.view(3, 4, 4))
+    torch.testing.assert_close(batch, deltas.view(3, 4, 4))
+    torch.testing.assert_close(CODER.decode(batch, references.view(3, 4, 4)), decoded.view(3, 4, 4))
 
 
 def test_shrinking_is_limited_on_request():

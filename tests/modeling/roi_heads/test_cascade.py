@@ -204,7 +204,7 @@ def test_features_of_other_rows(static):
     result = predictions.features_of(some, 2)[some.valid]
     expected = torch.stack([F.pad(boxes[image][n], (1, 0), value=image)
                           for image, n in ((0, 0), (0, 1), (1, 0))]) / 40  # fmt: skip
-    assert torch.equal(result, expected)
+    torch.testing.assert_close(result, expected)
 
 
 # ---- detections

@@ -115,11 +115,11 @@ def test_post_nms_limit_applies_to_each_level():
     boxes, _, levels = all_candidates(limited)
     boxes = clip_boxes_to_image(boxes, SIZE)
     (every,) = propose(unlimited)
-    level_of = levels[(every[:, None] == boxes[None]).all(2).float().argmax(1)]
+    level_of = levels[torch.cdist(every, boxes).argmin(1)]
     rank = torch.stack([(level_of[: i + 1] == level_of[i]).sum() for i in range(len(every))])
     (proposals,) = propose(limited)
     assert len(proposals) == 8 < len(every)
-    assert torch.equal(proposals, every[rank <= 4])
+    torch.testing.assert_close(proposals, every[rank <= 4])
 
 
 def test_total_limit_per_batch_keeps_the_best_of_all_images():
@@ -133,7 +133,7 @@ def test_total_limit_per_batch_keeps_the_best_of_all_images():
     assert len(kept[1]) > max(len(kept[0]), len(kept[2]))
     limit = torch.cat(scores).topk(60).values[-1]
     for own, all_own, own_scores in zip(kept, every, scores, strict=True):
-        assert torch.equal(own, all_own[: len(own)])
+        torch.testing.assert_close(own, all_own[: len(own)])
         # Boxes that are empty after clipping make room for others.
         assert len(own) >= (own_scores > limit).sum() - (len(own_scores) - len(all_own))
 
@@ -156,7 +156,7 @@ def test_suppression_does_not_cross_levels():
     (proposals,) = propose(rpn)
     boxes, _, levels = all_candidates(rpn)
     boxes = clip_boxes_to_image(boxes, SIZE)
-    level_of = levels[(proposals[:, None] == boxes[None]).all(2).float().argmax(1)]
+    level_of = levels[torch.cdist(proposals, boxes).argmin(1)]
     for level in (0, 1):
         own = proposals[level_of == level]
         assert len(own) > 1
@@ -280,5 +280,5 @@ def test_proposals_of_low_objectness_are_dropped():
     images = images_of(SIZE)
     kept, proposals = (m.propose(m(features()), images, False) for m in (rpn, every))
     scores = proposals.scores[proposals.valid]
-    assert torch.equal(kept.scores[kept.valid], scores[scores.sigmoid() >= 0.6])
+    torch.testing.assert_close(kept.scores[kept.valid], scores[scores.sigmoid() >= 0.6])
     assert 0 < kept.valid.sum() < proposals.valid.sum()
