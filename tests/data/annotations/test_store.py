@@ -215,7 +215,7 @@ def test_concurrent_processes_build_one_index(content, write_set, cache, tmp_pat
 def test_memory_is_bounded(content, write_set, cache):
     """Only the positions of the entries are in memory."""
     row = content["annotations"][0]
-    content["annotations"] = [{**row, "id": i, "note": "x" * 100_000} for i in range(1000)]
+    content["annotations"] = [{**row, "id": i, "note": "x" * 100_000} for i in range(300)]
     file, _ = write_set(content)
     tracemalloc.start()
     try:
@@ -223,5 +223,5 @@ def test_memory_is_bounded(content, write_set, cache):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert file.stat().st_size > 100_000_000
+    assert file.stat().st_size > 30_000_000
     assert peak < file.stat().st_size

@@ -53,18 +53,6 @@ def test_choose_half_of_the_objects():
     assert image.shape == (3, 60, 70)
 
 
-def test_pasting_can_remove_all_objects():
-    image, target, _ = scene(0, (20, 20), 0)
-    full = PackedMasks.from_bitmaps(torch.ones(1, 20, 20, dtype=torch.uint8))
-    cover = {
-        "boxes": torch.tensor([[0.0, 0, 20, 20]]), "labels": torch.tensor([77]), "masks": full,
-        "keypoints": torch.zeros(1, 5, 3),
-    }  # fmt: skip
-    _, after = paste_objects(image, target, image, cover)
-    assert after["labels"].tolist() == [77]
-    assert len(after["masks"]) == 1
-
-
 def test_objects_of_a_smaller_image_end_at_its_border():
     """Polygons may exceed their image, and ignored regions of the source are not pasted."""
     image, target, _ = scene(0, (40, 40), 0)
