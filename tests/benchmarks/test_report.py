@@ -1,7 +1,7 @@
 """Markdown tables of results."""
 
 from benchmarks.interleaved_timing import StepRow
-from benchmarks.report import environment, header, line, markdown, phase_table
+from benchmarks.report import header, line, phase_table
 
 ROWS = [
     StepRow("detlite", "float32", 1.5, 2.0, 490.0, 0.9, 800.0, {"data": 1.0, "backward": 2.5}),
@@ -31,11 +31,3 @@ def test_phase_table():
         ["backward", "2.50", ""],
     ]
     assert phase_table([StepRow("detlite", "float32", 1.5, None, 1.0, None)]) == ""
-
-
-def test_markdown_names_machine_and_command():
-    text = markdown(ROWS, environment("cpu"), "python -m benchmarks train")
-    machine, command, *_ = text.splitlines()
-    assert "threads of" in machine
-    assert command == "`python -m benchmarks train`"
-    assert text.endswith(phase_table(ROWS) + "\n")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 _TIMES = ("time", "data_time", "eta_s")
 _CHECKPOINTS = ("model_final.pth", "model_final_average.pth", "model_best.pth")
@@ -35,21 +36,17 @@ def _content(file: Path) -> Any:
 
 def _difference(one: Any, other: Any) -> str:
     """Return the path to the first difference, such as `['model']['w']: different values`."""
-    if type(one) is not type(other):
-        return f": {type(one).__name__} and {type(other).__name__}"
-    if isinstance(one, Tensor):
-        return "" if one.dtype == other.dtype and torch.equal(one, other) else ": different values"
-    if isinstance(one, dict):
-        if one.keys() != other.keys():
-            return f": only one of the two has {sorted(map(str, one.keys() ^ other.keys()))}"
-        parts = [(key, one[key], other[key]) for key in one]
-    elif isinstance(one, (list, tuple)):
-        if len(one) != len(other):
-            return f": {len(one)} and {len(other)} entries"
-        parts = [(number, *pair) for number, pair in enumerate(zip(one, other, strict=True))]
-    else:
-        return "" if one == other else f": {one!r} and {other!r}"
-    for key, first, second in parts:
-        if place := _difference(first, second):
-            return f"[{key!r}]{place}"
+    leaves, others = (
+        {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(content)[0]}
+        for content in (one, other)
+    )
+    for place in dict.fromkeys([*leaves, *others]):
+        if (place in leaves) != (place in others):
+            return f"{place} is in only one of the two"
+        first, second = leaves[place], others[place]
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            if first.dtype != second.dtype or not torch.equal(first, second):
+                return f"{place}: different values"
+        elif type(first) is not type(second) or first != second:
+            return f"{place}: {first!r} and {second!r}"
     return ""

@@ -94,6 +94,6 @@ def test_first_difference_is_named(runs):
     (other / "metrics.jsonl").write_text('{"iteration": 1, "loss": 1.25, "time": 2.0}\n')
     assert first_difference(one, other) == "metrics.jsonl[0]['loss']: 1.5 and 1.25"
     (other / "metrics.jsonl").write_text("")
-    assert first_difference(one, other) == "metrics.jsonl: 1 and 0 entries"
+    assert first_difference(one, other) == "metrics.jsonl[0]['iteration'] is in only one of the two"
     (other / "metrics.jsonl").unlink()
     assert first_difference(one, other) == "metrics.jsonl is in only one of the two"

@@ -36,10 +36,8 @@ def min_area(facts: DatasetFacts, _: Values) -> Reasoned | None:
         return None
     below, up_to_double = ((train.areas < limit).sum() for limit in (area, 2 * area))
     return area, (
-        f"{below} of {len(train.areas)} objects have fewer pixels, and only {up_to_double - below} "
-        f"have up to twice as many: specks compared with the others (median "
-        f"{np.median(train.areas):.0f}), so they are ignored regions. `detlite check` shows them; "
-        "set 0 to train on them"
+        f"{below} of {len(train.areas)} objects have fewer pixels, {up_to_double - below} up to "
+        "twice as many: ignore these specks, which `detlite check` shows; set 0 to train on them"
     )
 
 
@@ -150,22 +148,17 @@ def train_sizes(_: DatasetFacts, values: Values) -> list[int]:
     return sorted({max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)})
 
 
-def max_train_size(facts: DatasetFacts, values: Values) -> Reasoned:
+def max_train_size(facts: DatasetFacts, values: Values) -> int:
     """Choose INPUT.MAX_SIZE_TRAIN."""
-    aspect = _aspect(facts)
-    size = _round_up(min(aspect, _MAX_TRAIN_ASPECT) * max(values["INPUT.MIN_SIZE_TRAIN"]))
-    return size, f"the long side of 99 % of the images is at most {aspect:.2f} times the short one"
+    return _round_up(min(_aspect(facts), _MAX_TRAIN_ASPECT) * max(values["INPUT.MIN_SIZE_TRAIN"]))
 
 
-def max_test_size(facts: DatasetFacts, values: Values) -> Reasoned:
+def max_test_size(facts: DatasetFacts, values: Values) -> int:
     """Choose INPUT.MAX_SIZE_TEST."""
     size, longest = values["INPUT.MIN_SIZE_TEST"], values["INPUT.MAX_SIZE_TRAIN"]
     if _aspect(facts) * size > longest:
-        return longest, "long images are reduced as in training, so that objects keep their size"
-    return max(longest, _MAX_TEST_ASPECT * size), (
-        f"new images of up to {_MAX_TEST_ASPECT} times their short side keep the scale of the "
-        "objects, independent of the shape of the training images"
-    )
+        return longest  # reduced as in training, so that objects keep their size
+    return max(longest, _MAX_TEST_ASPECT * size)
 
 
 def _aspect(facts: DatasetFacts) -> float:

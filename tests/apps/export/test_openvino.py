@@ -109,7 +109,8 @@ def test_timm_backbones(name, tiny_config, monkeypatch):
 def test_vit_backbone(tiny_config, monkeypatch):
     """The last size is no multiple of windows or patches."""
     monkeypatch.setitem(vit.SIZES, "T", (32, 2, 2))
-    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP", "MODEL.VIT.WINDOW", 3)
+    opts = "MODEL.VIT.WINDOW", 3, "MODEL.VIT.GLOBAL_BLOCKS", 1  # the first block has windows
+    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP", *opts)
     check_maps(cfg, monkeypatch, (64, 96), (233, 131))
 
 

@@ -30,13 +30,17 @@ def test_order_does_not_matter(detections):
 
 
 def test_difference_of_each_field(detections):
-    moved = replace(detections, boxes=detections.boxes + torch.tensor([[0.0], [0.0], [0.25]]))
-    assert compare(detections, moved).boxes == 0.25
-    rescored = replace(detections, scores=detections.scores + torch.tensor([0.0, 0.125, 0.0]))
-    assert compare(detections, rescored).scores == pytest.approx(0.125)
-    masks = detections.mask_probs.clone()
+    third, masks = torch.tensor([[0.0], [0.0], [1.0]]), detections.mask_probs.clone()
     masks[1, 2, 3] += 0.5
-    assert compare(detections, replace(detections, mask_probs=masks)).masks == pytest.approx(0.5)
+    fields = detections.extra_fields
+    for kind, change in (
+        ("boxes", {"boxes": detections.boxes + 0.25 * third}),
+        ("scores", {"scores": detections.scores + 0.25 * third[:, 0]}),
+        ("scores", {"extra_fields": fields | {"class_scores": fields["class_scores"] + 0.25}}),
+        ("masks", {"mask_probs": masks}),
+    ):
+        difference = compare(detections, replace(detections, **change))
+        assert getattr(difference, kind) == pytest.approx(0.5 if kind == "masks" else 0.25)
 
 
 def test_unmatched_objects(detections):
