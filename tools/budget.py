@@ -22,7 +22,7 @@ LIMITS = {
     "imports of own modules in functions of the core": 5,
     "imports of own modules for types only": 10,
     "circles of modules": 0,
-    "lines of code that engine.trainer needs": 7_100,
+    "lines of code that engine.trainer needs": 7_300,
     "lines of tests": 53_870,
     "lines of benchmark programs": 3_500,
     "config keys": 225,

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ from detlite.evaluation.metrics import (
 from detlite.evaluation.results import Results, gather_results, write_results
 from detlite.files.atomic_write import atomic_open
 from detlite.inference.build import build_detector
+from detlite.inference.options import build_options
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import autocast, resolve_dtype
 from detlite.structures.categories import CategoryMatch
 from detlite.structures.instances import Detections
+from detlite.structures.keypoints import with_sides
 
 from .rng import preserve_rng
 
@@ -86,7 +89,11 @@ def evaluate_dataset(
     check_evaluation(cfg, model, dataset)
     was_training, static_shapes = model.training, model.static_shapes
     model.static_shapes = False  # detect without computing padding
-    detector, dtype = build_detector(cfg, model.eval(), dataset.keypoint_names)
+    options = replace(build_options(cfg), score_thresh=None)
+    if not options.optimize:
+        model.use_memory_format()
+    names = with_sides(dataset.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
+    detector, dtype = build_detector(model.eval(), options, names, cfg.MODEL.COMPILE)
     results = gather_results(run_inference(cfg, detector, dtype, dataset))
     model.train(was_training)
     model.static_shapes = static_shapes

@@ -28,13 +28,12 @@ from detlite.structures import on_cpu_by_default
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import keypoint_names
 
-from .build import optimize_model, wrap_detector
+from .build import build_detector
 from .ensemble import EnsembleDetector
 from .image_detector import ImageDetector, ResizingDetector
 from .inputs import expand_input
 from .options import InferenceOptions, View, build_options
 from .prediction import ImageInput, LoadedImage, Prediction, load_image, to_prediction
-from .score_thresh import with_score_thresh
 
 # Readers of model files: called with a path, config overrides, and `trust` of `Predictor`.
 READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
@@ -129,9 +128,6 @@ class Predictor:
         if score_thresh is not None:
             options = replace(options, score_thresh=score_thresh)
         self.model: DetectionModel = plain.eval()
-        detecting, self.dtype = optimize_model(self.model, options)
-        if options.score_thresh is not None:
-            detecting = with_score_thresh(detecting, options.score_thresh)
         self.min_size, self.max_size = options.view.min_size, options.view.max_size
         self.score_thresh, self.rle = options.score_thresh or 0.0, rle
         self.image_options = replace(
@@ -141,7 +137,8 @@ class Predictor:
         )
         self._options = options
         # Detects in loaded images.
-        self.detector = wrap_detector(detecting, options, keypoint_names(self.categories))
+        names = keypoint_names(self.categories)
+        self.detector, self.dtype = build_detector(self.model, options, names)
         self._warned = False
 
     @staticmethod

@@ -7,7 +7,7 @@ import torch
 
 from detlite.config import load_config
 from detlite.inference import build
-from detlite.inference.options import View, build_options
+from detlite.inference.options import InferenceOptions, View, build_options
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,12 @@ from detlite.inference.options import View, build_options
         (False, True, "cuda", False),
     ],
 )
-def test_evaluation_compiles_on_request(
-    tiny_config, monkeypatch, compiles, optimizes, device, expected
-):
-    cfg = tiny_config("MODEL.COMPILE", compiles, "TEST.OPTIMIZE", optimizes)
-    model = SimpleNamespace(device=torch.device(device), use_memory_format=lambda: None)
-    monkeypatch.setattr(build, "optimize_model", lambda model, options: (model, "float32"))
+def test_models_are_compiled_on_request(monkeypatch, compiles, optimizes, device, expected):
+    model = SimpleNamespace(device=torch.device(device))
+    monkeypatch.setattr(build, "optimize", lambda model, dtype: model)
     monkeypatch.setattr(build, "compile_parts", lambda model, parts: "compiled")
-    detector, dtype = build.build_detector(cfg, model)
+    options = InferenceOptions(optimize=optimizes)
+    detector, dtype = build.build_detector(model, options, is_compiled=compiles)
     assert (detector == "compiled") == expected
     assert dtype == "float32"
 

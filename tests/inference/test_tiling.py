@@ -1,5 +1,6 @@
 """Tiling: each object in a tiled image is detected once and completely."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,9 @@ from detlite.apps.prediction_files.outlines import outlines
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
 from detlite.inference import tiling
-from detlite.inference.build import build_detector, wrap_detector
+from detlite.inference.build import build_detector
 from detlite.inference.image_detector import ResizingDetector
-from detlite.inference.options import InferenceOptions, View
+from detlite.inference.options import InferenceOptions, View, build_options
 from detlite.inference.predictor import Predictor
 from detlite.inference.tiling import Tile, TiledDetector, cut_tiles, merge
 from detlite.inference.tta import AugmentedDetector
@@ -321,7 +322,8 @@ def test_an_image_of_one_tile_is_not_cut(tiny_config):
     assert_same_objects(tiled, plain)
     views = [View(64, 1000), View(64, 1000, True)]
     (augmented,) = AugmentedDetector(model, views).detect([scene])
-    (tiled,) = wrap_detector(model, InferenceOptions(views[0], views, 96)).detect([scene])
+    options = InferenceOptions(views[0], views, 96)
+    (tiled,) = build_detector(model, options)[0].detect([scene])
     assert_same_objects(tiled, augmented)
 
 
@@ -345,9 +347,10 @@ def test_a_mask_rcnn_in_tiles(tiny_config):
 def test_tiling_from_the_config(tiny_config, tmp_path):
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "TEST.OPTIMIZE", False)
     model = build_model(cfg).eval()
-    assert build_detector(cfg, model) == (model, "float32")
+    options = replace(build_options(cfg), score_thresh=None)
+    assert build_detector(model, options) == (model, "float32")
     cfg = tiny_config("TEST.TILE", 48, "TEST.IMS_PER_BATCH", 3)
-    tiled = build_detector(cfg, model)[0]
+    tiled = build_detector(model, build_options(cfg))[0]
     assert (tiled.side, tiled.batch) == (48, 3)
     batches = []
     predictor = Predictor.from_checkpoint(write_weights(cfg, tmp_path / "model.pth"))

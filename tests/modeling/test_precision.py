@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from detlite.inference.build import build_detector
+from detlite.inference.options import build_options
 from detlite.modeling import precision
 from detlite.modeling.build import build_model
 from detlite.modeling.precision import autocast, resolve_dtype
@@ -116,7 +117,7 @@ def test_processor_formats(monkeypatch):
 def test_inference_does_not_choose_emulated_bfloat16(able, expected, hardware, tiny_config, caplog):
     hardware(**able)
     cfg = tiny_config("DTYPE", "auto", "TEST.OPTIMIZE", True)
-    model, dtype = build_detector(cfg, build_model(cfg).eval())
+    model, dtype = build_detector(build_model(cfg).eval(), build_options(cfg))
     assert dtype == "float32"
     own = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     assert own == {torch.float32, expected}

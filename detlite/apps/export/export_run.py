@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.config import ConfigError
-from detlite.inference.score_thresh import model_score_thresh
+from detlite.inference.build import model_score_thresh
 from detlite.modeling.detection_model import DetectionModel
 
 from . import exported_detector, verify

@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
 from detlite.errors import CheckpointError
-from detlite.inference.score_thresh import model_score_thresh
+from detlite.inference.build import model_score_thresh
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections, Images, Proposals
 
