@@ -59,15 +59,6 @@ def test_resumed_training_equals_uninterrupted_training(train_toy, tmp_path, dty
     assert rows[0] == rows[1]
 
 
-def test_resuming_a_finished_run_only_evaluates(train_toy):
-    cfg, metrics = train_toy()
-    final = Path(cfg.OUTPUT_DIR) / "model_final.pth"
-    before = final.read_bytes()
-    assert train_toy(resume=True)[1] == metrics
-    assert final.read_bytes() == before
-    assert [row["iteration"] for row in read_metrics(cfg.OUTPUT_DIR)] == [1, 2, 3, 4]
-
-
 def test_resume_with_fewer_iterations_than_done_ends_the_run(train_toy):
     cfg, _ = train_toy("SOLVER.CHECKPOINT_PERIOD", 1)
     folder = Path(cfg.OUTPUT_DIR)

@@ -46,18 +46,6 @@ def test_a_run_writes_its_files_and_metrics(train_toy):
     assert [row["lr"] for row in rows] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.01])
 
 
-@pytest.mark.parametrize("save_period", [0, 1])
-def test_metrics_are_means_since_the_last_line(train_toy, tmp_path, save_period):
-    """Saving in between checks the losses, but does not reset them."""
-    single, _ = train_toy("OUTPUT_DIR", str(tmp_path / "single"), "SOLVER.MAX_ITER", 5)
-    opts = ["SOLVER.MAX_ITER", 5, "SOLVER.LOG_PERIOD", 3, "SOLVER.CHECKPOINT_PERIOD", save_period]
-    cfg, _ = train_toy(*opts)
-    each = [row["loss"] for row in read_metrics(single.OUTPUT_DIR)]
-    assert iterations(cfg) == [3, 5]
-    means = [sum(each[:3]) / 3, sum(each[3:]) / 2]
-    assert [row["loss"] for row in read_metrics(cfg.OUTPUT_DIR)] == pytest.approx(means)
-
-
 class WeightsInHooks(Hook):
     """Keeps the weights of the model and of its checkpoint after evaluations and at the end."""
 

@@ -238,29 +238,15 @@ def test_a_long_list_is_divided_into_batches(image):
     assert list(map(len, predictor.model.sizes)) == [3, 3, 1]
 
 
-def test_an_empty_name_is_no_folder(predictor, image, tmp_path, monkeypatch):
+def test_folders_and_globs_become_lists_by_name(predictor, image, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(image).save("a.png")
+    for name in ("b.png", "a.png"):
+        Image.fromarray(image).save(tmp_path / name)
+    for source in (".", tmp_path, "*.png"):
+        assert [Path(one.source).name for one in predictor(source)] == ["a.png", "b.png"]
+    assert predictor((tmp_path / "a.png").as_uri())["names"] == ["square", "image"]
     with pytest.raises(DataError, match="an input is empty"):
         predictor("")
-    assert len(predictor(".")) == len(predictor("*.png")) == 1
-    assert predictor((tmp_path / "a.png").as_uri())["names"] == ["square", "image"]
-
-
-def test_a_folder_becomes_a_list_by_name(image, tmp_path):
-    (tmp_path / "more").mkdir()
-    for name in ("b.png", "a.png", "more/c.png"):
-        Image.fromarray(image).save(tmp_path / name)
-    (tmp_path / "notes.txt").touch()
-    predictions = Predictor(BrightSquare())(str(tmp_path))
-    assert [Path(one.source).name for one in predictions] == ["a.png", "b.png"]
-    (tmp_path / "parent").mkdir()
-    (tmp_path / "more").rename(tmp_path / "parent/more")
-    (prediction,) = Predictor(BrightSquare())(tmp_path / "parent")  # only in a subfolder
-    assert Path(prediction.source).name == "c.png"
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty: the folder contains no images"):
-        Predictor(BrightSquare())(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("source", ["array", "file"])
