@@ -28,26 +28,18 @@ from tests.builders import coco_content, coco_object
         "Ä b.tif",
     ],
 )
-def test_names_of_other_machines(tmp_path, image, name):
-    file = image(tmp_path / "pictures/Ä b.png", 4, 4)
-    image(tmp_path / "pictures/other.png", 4, 4)
-    tree = FileTree(tmp_path)
-    assert tree.image(name, tmp_path / "labels/x.json") == file
+def test_names_of_other_machines(folder, name):
+    root = folder({"pictures/Ä b.png": None, "pictures/other.png": None})
+    assert FileTree(root).image(name, root / "labels/x.json") == root / "pictures/Ä b.png"
 
 
-def test_files_of_operating_systems_are_skipped(tmp_path, image, text):
-    file = image(tmp_path / "a.png", 4, 4)
-    names = "._a.png", ".DS_Store", "__MACOSX/a.png", "Thumbs.db", "detlite/images/a.png"
-    for name in names:
-        text(tmp_path / name, "")
-    assert FileTree(tmp_path).files == [file]
-
-
-def test_drawn_labels_are_skipped(tmp_path, image):
-    file = image(tmp_path / "JPEGImages/own_visualization/a.jpg", 4, 4)
-    for folder in ("AnnotationsVisualization", "SegmentationObjectVisualization", "Visualization"):
-        image(tmp_path / f"{folder}/a.jpg", 4, 4)
-    assert FileTree(tmp_path).images == [file]
+def test_files_of_other_programs_are_skipped(folder):
+    """Of operating systems, and drawings of labels by LabelMe."""
+    junk = "._a.png", ".DS_Store", "__MACOSX/a.png", "Thumbs.db", "detlite/images/a.png"
+    drawn = "AnnotationsVisualization", "SegmentationObjectVisualization", "Visualization"
+    kept = {"JPEGImages/own_visualization/a.jpg": None}
+    root = folder(kept | dict.fromkeys(junk, "") | {f"{name}/a.jpg": None for name in drawn})
+    assert FileTree(root).files == [root / name for name in kept]
 
 
 def test_runs_of_detlite_are_skipped(tmp_path, image, text):
@@ -64,63 +56,59 @@ def test_runs_of_detlite_are_skipped(tmp_path, image, text):
     assert FileTree(tmp_path).files == [*kept, other]
 
 
-def test_image_next_to_the_label_file_or_with_the_same_folders(tmp_path, image):
-    train, val = (image(tmp_path / f"{split}/images/a.png", 4, 4) for split in ("train", "val"))
-    tree = FileTree(tmp_path)
-    assert tree.image("a.png", tmp_path / "val/labels/a.txt") == val
-    assert tree.image("data/train/images/a.png", tmp_path / "list.txt") == train
-    with pytest.raises(DataError, match=r"list\.txt: a\.png is ambiguous: .*a\.png or .*a\.png"):
-        tree.image("a.png", tmp_path / "list.txt")
-    with pytest.raises(DataError, match=r"list\.txt: its image 'b\.png' is not in .*--images"):
-        tree.image("b.png", tmp_path / "list.txt")
+def test_nearest_image(folder):
+    """It is next to the label file, or in the same folders as its name."""
+    train, val, other = "train/images/a.png", "val/images/a.png", "other/img/a.png"
+    deep = "other/datasets/inner/img/a.png"
+    root = folder({train: None, val: None, other: None, deep: None, "b.heic": ""})
+    tree = FileTree(root)
+    for name, labels, expected in (
+        ("a.png", "val/labels/a.txt", val),
+        ("data/train/images/a.png", "list.txt", train),
+        ("a.png", "other/ann/a.png.json", other),
+    ):
+        assert tree.image(name, root / labels) == root / expected
+    for name, problem in (
+        ("a.png", r"list\.txt: a\.png is ambiguous: .*a\.png or .*a\.png"),
+        ("c.png", r"list\.txt: its image 'c\.png' is not in .*--images"),
+        ("b.jpg", r"b\.heic: has an unsupported format; convert it"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            tree.image(name, root / "list.txt")
 
 
-def test_unsupported_images_are_not_reported_as_missing(tmp_path, image, text):
-    text(tmp_path / "a.heic", "")
-    with pytest.raises(DataError, match=r"a\.heic: has an unsupported format; convert it"):
-        FileTree(tmp_path).image("a.jpg", tmp_path / "a.xml")
-
-
-def test_images_of_a_label_file(tmp_path, image, text):
-    file = image(tmp_path / "images/a.png", 4, 4)
-    labels = text(tmp_path / "labels/all.json", "{}")
-    other = image(tmp_path / "elsewhere/a.png", 4, 4)
-    assert FileTree(labels, tmp_path / "elsewhere").image("a.png", labels) == other
-    other.unlink()
-    assert FileTree(labels).image("a.png", labels) == file
-
-
-def test_paths_relative_to_the_label_file(tmp_path, image):
-    file = image(tmp_path / "photos/a.png", 4, 4)
-    (tmp_path / "labels").mkdir()
-    tree = FileTree(tmp_path / "labels")
-    assert tree.image(r"..\photos\a.png", tmp_path / "labels/a.json") == file
+def test_images_of_a_label_file(folder):
+    root = folder({"images/a.png": None, "labels/all.json": "{}", "elsewhere/a.png": None})
+    labels = root / "labels/all.json"
+    assert FileTree(labels, root / "elsewhere").image("a.png", labels) == root / "elsewhere/a.png"
+    (root / "elsewhere/a.png").unlink()
+    assert FileTree(labels).image("a.png", labels) == root / "images/a.png"
+    relative = FileTree(root / "labels").image(r"..\images\a.png", labels)
+    assert relative == root / "images/a.png"
 
 
 @pytest.mark.parametrize("name", ["../../secret.png", "{}/secret.png", "..\\..\\secret.png"])
 @pytest.mark.parametrize("form", ["labelme", "voc", "yolo list", "yolo folder", "coco"])
-def test_images_outside_of_the_dataset_are_not_read(tmp_path, image, text, form, name):
-    folder, name = tmp_path / "user/set", name.format(tmp_path.as_posix())
-    image(tmp_path / "secret.png")
-    text(tmp_path / "secret.txt", "0 0.5 0.5 0.2 0.2")
-    image(folder / "a.png")
-    shapes = [{"label": "a", "points": [[1, 1], [5, 1], [5, 5]], "shape_type": "polygon"}]
-    if form == "labelme":
-        text(folder / "x.json", json.dumps({"imagePath": name, "shapes": shapes}))
-    elif form == "voc":
-        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox>"
-        labels = f"<filename>{name}</filename><object><name>a</name>{box}</object>"
-        text(folder / "x.xml", f"<annotation>{labels}</annotation>")
-    elif form == "coco":
-        content = coco_content([coco_object([1, 1, 5, 5])], [1])
-        content["images"][0]["file_name"] = name
-        text(folder / "x.json", json.dumps(content))
-    else:
-        train = "list.txt" if form == "yolo list" else name.replace("\\", "/")[:-11]
-        text(folder / "list.txt", name)
-        text(folder / "data.yaml", f"names: [a]\ntrain: {json.dumps(train)}\n")
+def test_images_outside_of_the_dataset_are_not_read(tmp_path, folder, form, name):
+    name = name.format(tmp_path.as_posix())
+    shape = {"label": "a", "points": [[1, 1], [5, 1], [5, 5]], "shape_type": "polygon"}
+    box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox>"
+    content = coco_content([coco_object([1, 1, 5, 5])], [1])
+    content["images"][0]["file_name"] = name
+    train = "list.txt" if form == "yolo list" else name.replace("\\", "/")[:-11]
+    yolo = {"list.txt": name, "data.yaml": f"names: [a]\ntrain: {json.dumps(train)}\n"}
+    files = {
+        "labelme": {"x.json": json.dumps({"imagePath": name, "shapes": [shape]})},
+        "voc": {"x.xml": f"<annotation><filename>{name}</filename><object><name>a</name>{box}"
+                         "</object></annotation>"},
+        "coco": {"x.json": json.dumps(content)},
+        "yolo list": yolo,
+        "yolo folder": yolo,
+    }[form]  # fmt: skip
+    folder({"secret.png": None, "secret.txt": "0 0.5 0.5 0.2 0.2", "user/set/a.png": None})
+    folder({f"user/set/{file}": content for file, content in files.items()})
     with pytest.raises(DataError, match="--images"):
-        find_sets(folder)
+        find_sets(tmp_path / "user/set")
 
 
 def test_locate_paths_of_other_machines(tmp_path, text):
@@ -202,9 +190,3 @@ def test_links_to_folders_outside_are_followed(tmp_path, image):
     (data / "again").symlink_to(data / "real")
     (file.parent / "loop").symlink_to(tmp_path / "disk")
     assert FileTree(data).images == [data / "images/a.png", data / "images/loop/photos/a.png"]
-
-
-def test_the_nearest_image_counts_levels_up_and_down(tmp_path, image):
-    near = image(tmp_path / "set/img/a.png", 4, 4)
-    image(tmp_path / "set/datasets/inner/img/a.png", 4, 4)
-    assert FileTree(tmp_path).image("a.png", tmp_path / "set/ann/a.png.json") == near
