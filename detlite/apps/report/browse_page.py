@@ -119,7 +119,7 @@ def browse_page(cfg: CfgNode, count: int) -> str:
     samples = _samples(model, build_train_loader(cfg, train_set))
     images = [_image(*sample, train_set.categories) for sample in islice(samples, count)]
     objects = [obj for image in images for obj in image["objects"]]
-    matches: AnchorMatches | None = images[-1]["matches"]
+    matches: AnchorMatches | None = images[-1]["matches"] if images else None
     hard = [obj for obj in objects if not obj["anchors"] or obj["iou"] < obj["foreground"]]
     hard.sort(key=lambda obj: (obj["anchors"] > 0, obj["iou"]))
     levels = []
