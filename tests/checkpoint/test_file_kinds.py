@@ -32,7 +32,7 @@ WRITERS = {
     "scripted.pt": (_scripted_layer, r"TorchScript program: .*torch\.jit\.load"),
     "a.pt2": (lambda p: _archive(p, "a/archive_format", "a/models/a.json"),
               r"program of torch\.export.*Predictor"),
-    "m.openvino": (lambda p: _archive(p, "detlite.json", "parts.json", "backbone.xml"),
+    "m.openvino": (lambda p: _archive(p, "detlite.json", "backbone.xml"),
                    "OpenVINO model.*Predictor"),
     "ir.xml": (lambda p: p.write_text('<?xml version="1.0"?><net name="x">'), "OpenVINO"),
     "c.h5": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "HDF5.*no converter"),
