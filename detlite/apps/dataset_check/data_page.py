@@ -39,7 +39,7 @@ def data_page(sets: Sequence[Inspection], similar: dict[str, np.ndarray]) -> str
     """
 
     def shown(index: int, number: int) -> dict[str, str]:
-        text = f"{Path(sets[index].name).name}, image {sets[index].image_id(number)}"
+        text = f"{Path(sets[index].name).name}, image {sets[index].image(number)['id']}"
         return _image(sets[index], number, text)
 
     kinds = [
@@ -58,7 +58,7 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
         kinds[defect.kind, defect.refused].append(defect)
     readable = np.flatnonzero(inspection.prints["known"]).tolist()
     examples = [
-        _image(inspection, n, f"image {inspection.image_id(n)}", inspection.rows(n))
+        _image(inspection, n, f"image {inspection.image(n)['id']}", inspection.rows(n))
         for n in readable[:: max(1, len(readable) // _MAX_IMAGES)][:_MAX_IMAGES]
     ]
     return {
@@ -89,7 +89,7 @@ def _image(
     If the image cannot be read, only the text is returned.
     """
     try:
-        path = inspection.folder / inspection.file_name(number)
+        path = inspection.folder / inspection.image(number)["file_name"]
         image = read_image(path, options=inspection.image_options)
     except DataError:
         return {"source": "", "text": f"{text}: cannot be shown"}

@@ -90,13 +90,10 @@ class Inspection:
         found = np.flatnonzero(self.table.image_ids == image_id)
         return int(found[0]) if len(found) else None
 
-    def image_id(self, number: int) -> int:
-        """Return the id of an image."""
-        return int(self.table.column("image_ids", number, number + 1)[0]) if self.table else -1
-
-    def file_name(self, number: int) -> str:
-        """Return the name of an image file in the folder."""
-        return str(self.table.image(number)["file_name"]) if self.table else ""
+    def image(self, number: int) -> Row:
+        """Return the entry of an image."""
+        assert self.table is not None
+        return self.table.image(number)
 
     def rows(self, number: int) -> list[Row]:
         """Return the valid annotations of an image, including crowds."""
@@ -165,7 +162,7 @@ def similar_images(sets: Sequence[Inspection]) -> dict[str, np.ndarray]:
     owners, numbers = np.repeat(range(len(sets)), counts), np.concatenate([*map(np.arange, counts)])
     places, every = np.stack([owners, numbers], axis=1).astype(np.int64), np.arange(len(owners))
     rows = [
-        {"file_name": one.file_name(n), "height": height, "width": width}
+        one.image(n) | {"height": height, "width": width}
         for one in sets for n, (height, width) in enumerate(one.sizes.tolist())
     ]  # fmt: skip
     kinds = group_images(rows, np.concatenate([one.prints for one in sets])).kinds
@@ -194,7 +191,7 @@ def print_similar(
             print("  " * (index is not None) + f"{len(found)} pairs of {kind} {where}")
         for first, number, second, other in found[:max_shown].tolist() if index is None else ():
             one, two = sets[first], sets[second]
-            ids = one.image_id(number), two.image_id(other)
+            ids = one.image(number)["id"], two.image(other)["id"]
             print(f"  {one.name} image {ids[0]} and {two.name} image {ids[1]}")
 
 
