@@ -70,7 +70,7 @@ _REMOVED: dict[str, dict[str, Any]] = {
     },
 }
 KEYS = {key: (off, reason) for reason, keys in _REMOVED.items() for key, off in keys.items()}
-# Keys of which any value has no effect: options of removed keys, and of maskrcnn-benchmark.
+# Keys without effect, whatever their value: options of removed keys, and of maskrcnn-benchmark.
 NO_EFFECT = {
     "INPUT.CROP_SIZE": "INPUT.SCALE_JITTER was removed",
     "INPUT.EARLY_SCALE": "INPUT.EARLY_FRACTION was removed",
