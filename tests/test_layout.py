@@ -12,7 +12,7 @@ CROSS_CUTTING = {
     "checkpoint": {"conventions", "hub_weights", "timm_weights"},
     "conversion/detectron2": {"recorded_outputs"},
     "data/annotations": {"masks", "values", "variants"},
-    "engine": {"elastic", "every_head", "host_reads", "two_processes"},
+    "engine": {"elastic", "every_head", "hooks", "host_reads", "two_processes"},
     "evaluation": {"keypoint_results"},
     "modeling": {
         "conventions", "extending_docs", "other_device", "family", "models_on_cuda",
