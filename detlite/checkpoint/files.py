@@ -142,7 +142,7 @@ def is_own(content: Any) -> bool:
 
 
 def as_tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Convert tensors or arrays to tensors; ValueError for one without values of its own."""
+    """Convert tensors or arrays to tensors; ValueError for others."""
     state = {}
     for name, value in arrays.items():
         with suppress(TypeError, ValueError, RuntimeError):

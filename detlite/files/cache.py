@@ -141,8 +141,8 @@ class FileCache:
     """Files by key, at most `limit` bytes in total, shared by any number of processes.
 
     The least recently used files are deleted. fsspec's `filecache` has no size limit, and lets each
-    process fetch the same file. Here, one fetches it. If the folder cannot be written,
-    nothing is cached, and each process logs one warning.
+    process fetch the same file. Here, one fetches it. If the folder cannot be written, nothing is
+    cached, and each process logs one warning.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
