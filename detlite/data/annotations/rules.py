@@ -92,6 +92,8 @@ def problem_text(
     if (written, first) in ((0, 1), (last + 1, 0)):
         hint = f". Were they counted from {1 - first}?"
     facts = {"first": first, "last": last, "hint": hint, "points": points}
+    if flag == Flag.UNKNOWN_CATEGORY and written is None:
+        return "category_id is missing: write the id of its category in 'categories'"
     text = texts[code - 1].format(height=height, width=width, **facts)
     return f"{field} {short_repr(written)} {text}"
 

@@ -84,6 +84,7 @@ BAD_ANNOTATIONS = [
     ({"bbox": [30, 6, 1e-9, 8]}, r"bbox \[30, 6, 1e-09, 8\] has a side that is too short"),
     ({"bbox": [3, 29.9999999, 9, 2]}, "a side that is too short for 32-bit numbers"),
     ({"category_id": 9}, "category_id 9 is not in 'categories', whose ids are 3 to 7"),
+    ({"category_id": None}, "category_id is missing: write"),
     ({"category_id": [7]}, r"category_id \[7\] is not in"), ({"iscrowd": 2}, "iscrowd 2 is not 0"),
     ({"segmentation": None}, "segmentation None has no mask, but masks are trained"),
     ({"segmentation": []}, r"segmentation \[\] has no mask"),
