@@ -26,7 +26,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     devices = DEVICES
     if metafunc.function.__name__ == "test_opcheck":  # of the definitions, the same everywhere
         slow = pytest.param("cpu-fallback", marks=pytest.mark.slow)
-        devices = [slow if name == "cpu-fallback" else name for name in DEVICES]
+        devices = ["cpu-default", slow, "cuda"]
     metafunc.parametrize("device", devices, indirect=True)
 
 

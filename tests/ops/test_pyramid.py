@@ -10,7 +10,8 @@ from detlite.ops import (
     roi_align,
     roi_pool,
 )
-from tests.ops.roi_cases import DTYPES, OPCHECK_LAYOUTS, SCALES, odd_rois
+from detlite.ops.dispatch import compute_dtype
+from tests.ops.roi_cases import DTYPES, OPCHECK_LAYOUTS, SCALES, TOLERANCE, odd_rois
 
 
 def pyramid(dtype=torch.float32, layout="contiguous", channels=37, batch=2):
@@ -33,30 +34,28 @@ def rois_of_all_sizes(count=40, dtype=torch.float32):
     return torch.cat([image, corner, corner + side], dim=1).to(dtype)
 
 
-def level_by_level(pool, maps, rois):
-    """The oracle: one call of the plain operator for each level."""
-    levels = assign_levels(rois[:, 1:], SCALES)
-    output = [None] * len(rois)
-    for k, level in enumerate(levels.tolist()):
-        output[k] = pool(maps[level], rois[k : k + 1], SCALES[level])
-    return torch.cat(output)
+ALIGN = [
+    pytest.param(pyramid_roi_align, roi_align, form, dtype, marks=pytest.mark.slow)
+    for form in ((2, False), (0, True))
+    for dtype in DTYPES
+]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("sampling_ratio", "aligned"), [(2, False), (0, True)])
-def test_align_equals_one_call_per_level(device, dtype, layout, sampling_ratio, aligned):
+@pytest.mark.parametrize(
+    ("op", "single", "form", "dtype"), [*ALIGN, (pyramid_roi_pool, roi_pool, (), torch.float32)]
+)
+def test_equals_one_call_per_level(device, op, single, form, dtype, layout):
     maps = [x.to(device).requires_grad_() for x in pyramid(dtype, layout)]
-    rois = torch.cat([rois_of_all_sizes(), odd_rois()]).to(device)
-    rois = rois.double() if dtype == torch.float64 else rois
-
-    def single(x, rois, scale):
-        return roi_align(x, rois, (5, 4), scale, sampling_ratio, aligned)
-
-    output = pyramid_roi_align(maps, rois, (5, 4), SCALES, sampling_ratio, aligned)
-    expected = level_by_level(single, maps, rois)
-    assert torch.equal(output, expected)
+    rois = torch.cat([rois_of_all_sizes(), odd_rois()]).to(device, compute_dtype(dtype))
+    output = op(maps, rois, (5, 4), SCALES, *form)
+    expected = torch.cat(
+        [
+            single(maps[level], roi[None], (5, 4), SCALES[level], *form)
+            for roi, level in zip(rois, assign_levels(rois[:, 1:], SCALES).tolist(), strict=True)
+        ]
+    )
+    torch.testing.assert_close(output, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert output.is_contiguous() != (layout == "channels_last")
     weights = torch.randn_like(output)
     grads = torch.autograd.grad((output * weights).sum(), maps)
@@ -64,20 +63,6 @@ def test_align_equals_one_call_per_level(device, dtype, layout, sampling_ratio, 
     tolerance = {torch.float16: 2e-2, torch.bfloat16: 2e-1}.get(dtype, 1e-4)
     for grad, wanted in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, wanted, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
-def test_pool_equals_one_call_per_level(device, layout):
-    maps = [x.to(device).requires_grad_() for x in pyramid(layout=layout)]
-    rois = torch.cat([rois_of_all_sizes(), odd_rois()]).to(device)
-    output = pyramid_roi_pool(maps, rois, (5, 4), SCALES)
-    expected = level_by_level(lambda x, r, scale: roi_pool(x, r, (5, 4), scale), maps, rois)
-    assert torch.equal(output, expected)
-    weights = torch.randn_like(output)
-    grads = torch.autograd.grad((output * weights).sum(), maps)
-    expected_grads = torch.autograd.grad((expected * weights).sum(), maps)
-    for grad, wanted in zip(grads, expected_grads, strict=True):
-        torch.testing.assert_close(grad, wanted)
 
 
 def test_align_matches_torchvision(device):

@@ -104,7 +104,7 @@ def test_padding_changes_nothing(device, op, layout, dtype):
         assert torch.equal(actual[~padding], wanted)
         assert wanted.any()
     for grad, wanted in zip(grads, expected_grads, strict=True):
-        assert torch.equal(grad, wanted)
+        torch.testing.assert_close(grad, wanted)  # sums may have another order
 
 
 @pytest.mark.parametrize("images", [0, 2])

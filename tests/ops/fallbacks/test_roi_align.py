@@ -22,21 +22,6 @@ def test_huge_rois_use_fewer_samples(monkeypatch, aligned):
     assert actual.isfinite().all()
 
 
-def test_padding_has_zeros_and_no_gradient():
-    x, rois = features().requires_grad_(), ordinary_rois(4)
-    rois[1, 0], rois[3, 0] = -1, -1
-    for pool in (
-        lambda rois: ops.roi_align(x, rois, 3, 0.25, 2, True),
-        lambda rois: ops.roi_pool(x, rois, 3, 0.25),
-    ):
-        with dispatch.use_fallback_ops():
-            pooled = pool(rois)
-            (gradient,) = torch.autograd.grad(pooled.sum(), x)
-            (expected,) = torch.autograd.grad(pool(rois[::2]).sum(), x)
-        assert not pooled[1::2].any()
-        torch.testing.assert_close(gradient, expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_accumulate_in_float32(dtype):
     """A sum of 64 x 64 samples in half precision would stop growing."""
