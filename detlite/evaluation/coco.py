@@ -167,12 +167,6 @@ class ScoreThreshold:
     precision: float
     recall: float
 
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
-        total = self.precision + self.recall
-        return 2 * self.precision * self.recall / total if total else 0.0
-
 
 @dataclass(frozen=True, eq=False)
 class MatchedResults:
@@ -198,8 +192,14 @@ def match_coco(
     evaluator = run_engine(truth, results, iou_type, measures, sigmas)
     precision = evaluator.eval["precision"][..., measures.limits.index(measures.max_dets)]
     tables = PrecisionRecall(precision, evaluator.eval["recall"], measures)
-    counts = count_by_score(evaluator, measures, results.scores)
-    threshold = best_threshold(*counts, int(positives(truth, iou_type).sum()))
+    thresholds, detections, hits = count_by_score(evaluator, measures, results.scores)
+    objects = int(positives(truth, iou_type).sum())
+    threshold: ScoreThreshold | None = None
+    if hits.any() and objects:
+        best = int((2 * hits / (detections + objects)).argmax())
+        found = float(hits[best])
+        score = float(thresholds[best])
+        threshold = ScoreThreshold(score, found / detections[best], found / objects)
     return MatchedResults(tables, threshold, evaluator)
 
 
@@ -250,22 +250,6 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
     else:
         recall = {f"AR{limit}": tables.ar(limit=limit) for limit in tables.measures.limits}
     return tables.summarize(names, recall)
-
-
-def best_threshold(
-    thresholds: np.ndarray, detections: np.ndarray, hits: np.ndarray, positives: int
-) -> ScoreThreshold | None:
-    """Return the threshold with the highest F1; None without true positives.
-
-    Args:
-        thresholds, detections, hits: see `count_by_score`.
-        positives: number of objects.
-    """
-    if not hits.any() or not positives:
-        return None
-    best = int((2 * hits / (detections + positives)).argmax())
-    found = float(hits[best])
-    return ScoreThreshold(float(thresholds[best]), found / detections[best], found / positives)
 
 
 def category_names(truth: COCO) -> list[str]:
