@@ -153,6 +153,7 @@ def test_invalid_target_is_named(change, message):
     [
         ([[target()]], TypeError, r"targets\[0\] must be a dict of tensors, not list"),
         ([target(), target()], ValueError, "1 images, but 2 targets"),
+        (None, ValueError, "training needs targets"),
         *(([{**target(), name: [1]}], TypeError, rf"\['{name}'\] must be a tensor, not list")
           for name in ("boxes", "labels", "masks")),
     ],

@@ -8,6 +8,7 @@ from detlite import build_model, optimize
 from detlite.modeling import preprocessing
 from detlite.modeling.preprocessing import (
     Normalizer,
+    build_normalizer,
     prepare_proposals,
     prepare_targets,
 )
@@ -83,6 +84,11 @@ def test_part_of_a_batch_is_padded_like_the_whole(divisibility, shape):
     batch = Normalizer(MEAN, STD, bgr255=True, divisibility=divisibility)(images)
     assert batch.pixels.shape[2:] == shape
     assert batch.sizes.tolist() == [[5, 7]]
+
+
+def test_config_key_of_the_padding(tiny_config):
+    normalizer = build_normalizer(tiny_config("DATALOADER.SIZE_DIVISIBILITY", 32))
+    assert normalizer([torch.zeros(3, 33, 64)]).pixels.shape[-2:] == (64, 64)
 
 
 @pytest.mark.parametrize("move", [copy.deepcopy, nn.Module.double, nn.Module.cpu])

@@ -183,7 +183,10 @@ def test_candidates_are_the_best_scores_of_each_level():
         assert own.labels.tolist() == [row[2] for row in rows]
 
 
-def test_config_keys_of_postprocessing():
+def test_config_keys_of_postprocessing_and_towers():
+    for override, biased in ((("retinanet_normed_bias=True",), True), ((), False)):
+        conv = make(*override, NORM="GN").head.cls_tower[0][0]
+        assert (conv.bias is not None) == biased
     post = make("retinanet_min_size=5.0", "retinanet_clip=after-nms", NMS_TH=0.3).postprocess
     assert (post.min_size, post.clip, post.suppression.iou_thresh) == (5, "after-nms", 0.3)
 

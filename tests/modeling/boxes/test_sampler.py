@@ -102,6 +102,9 @@ def test_foreground_is_first_and_padding_last():
     assert foreground.sum(dim=1).tolist() == [6, 0, 6]
     assert not foreground[:, 6:].any()
     assert (samples.labels.clamp(-1, 1).diff(dim=1) <= 0).all()
+    few = ProposalSampler(500, 0.25, Matcher(0.5, 0.5))  # more than there are candidates
+    drawn = (few(proposals, truth, True).labels >= 0).sum(dim=1)
+    assert few(proposals, truth, False).labels.shape[1] == drawn.max() < 125
 
 
 def test_label_samples():

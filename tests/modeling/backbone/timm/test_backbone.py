@@ -162,5 +162,5 @@ def test_every_family_computes_maps_and_gradients_or_is_refused(timm):
             assert any(parameter.grad is not None for parameter in backbone.parameters()), name
             built.append(name)
             break
-    assert len(built) > 60
+    assert len(built) > 50
     assert all("\n" not in line for line in refused)
