@@ -8,7 +8,7 @@
     python -m benchmarks train --objects 500
     python -m benchmarks gpu --output gpu
     python -m benchmarks data --workers 0 2
-    python -m benchmarks index --images 120000
+    python -m benchmarks growth --only start check
     python -m benchmarks eval --images 5000
 
 Prints a table. --json writes the rows, such as {"case", "device", "dtype", "detlite_ms",
@@ -33,7 +33,7 @@ from detlite.data import DataError
 from detlite.modeling.precision import has_bfloat16
 
 from .data.evaluation import benchmark_evaluation
-from .data.index import benchmark_index
+from .data.growth import benchmark_growth
 from .data.loading import benchmark_data
 from .models.gpu import GpuBenchmark
 from .models.inference import MODES, Inference, benchmark_model
@@ -181,8 +181,8 @@ def _data(args: Args) -> Iterable[Any]:
     )  # fmt: skip
 
 
-def _index(args: Args) -> Iterable[Any]:
-    return benchmark_index(args.images, args.folder)
+def _growth(args: Args) -> Iterable[Any]:
+    return benchmark_growth(args.only, args.scale)
 
 
 def _eval(args: Args) -> Iterable[Any]:
@@ -218,9 +218,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         own.add_argument("--json", type=Path, metavar="FILE", help="file for the rows")
         own.add_argument("--markdown", type=Path, metavar="FILE", help="file for the table")
-        if name not in ("ops", "index"):
+        if name not in ("ops", "growth"):
             own.add_argument("--turns", type=int, default=5, help="timed calls of each library")
-        if name not in ("ops", "index", "eval"):
+        if name not in ("ops", "growth", "eval"):
             own.add_argument("--config", default=COCO, help="config of a Mask R-CNN")
             own.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
         return own
@@ -269,9 +269,9 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--batch", type=int, default=2, help="images per batch")
     own.add_argument("--images", type=int, default=32, help="images per turn")
 
-    own = command("index", _index, "time and memory to open a large dataset")
-    own.add_argument("--images", type=int, default=120_000, help="images of the dataset")
-    own.add_argument("--folder", type=Path, help="folder to keep the dataset in")
+    own = command("growth", _growth, "CPU time and memory with the size of the input")
+    own.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="as for ops")
+    own.add_argument("--scale", type=float, default=1.0, help="factor of all sizes")
 
     own = command("eval", _eval, "COCO evaluation of generated results")
     own.add_argument("--images", type=int, default=5000, help="images of the dataset")

@@ -29,14 +29,12 @@ class Recipe:
     Args:
         description: short description for the table.
         overrides: function that returns the changed keys for a base config.
-        evaluates: name of the recipe whose weights are evaluated; empty to train a model.
         needs_masks: True if it only applies to datasets with masks.
         needs_rare: True if it only applies to datasets with rare categories.
     """
 
     description: str
     overrides: Callable[[CfgNode], Overrides]
-    evaluates: str = ""
     needs_masks: bool = False
     needs_rare: bool = False
 
@@ -102,16 +100,6 @@ def _sgd(cfg: CfgNode) -> Overrides:
         "SOLVER.OPTIMIZER": "SGD", "SOLVER.BASE_LR": lr, "SOLVER.WEIGHT_DECAY": 0.0001,
         "SOLVER.WEIGHT_DECAY_NORM": 0.0,
     }  # fmt: skip
-
-
-def _test_scales(cfg: CfgNode) -> Overrides:
-    size = cfg.INPUT.MIN_SIZE_TEST
-    return {
-        "TEST.BBOX_AUG.ENABLED": True,
-        "TEST.BBOX_AUG.H_FLIP": True,
-        "TEST.BBOX_AUG.SCALES": [round(0.75 * size), round(1.25 * size)],
-        "TEST.BBOX_AUG.SCALE_H_FLIP": True,
-    }
 
 
 RECIPES: dict[str, Recipe] = {
@@ -188,7 +176,4 @@ RECIPES: dict[str, Recipe] = {
     ),
     "smaller": Recipe("images of 3/4 the size", lambda cfg: _resize(cfg, 0.75)),
     "larger": Recipe("images of 5/4 the size", lambda cfg: _resize(cfg, 1.25)),
-    "test_scales": Recipe(
-        "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
-    ),
 }

@@ -1,8 +1,8 @@
-"""Train recipes on a dataset for the same time, and write a table of the results.
+"""Train recipes on a dataset for the same time.
 
     python -m benchmarks.recipes.run measure --train t.json --val v.json --output out
     python -m benchmarks.recipes.run train --output out --minutes 15 --seeds 0 1 --slots 2
-    python -m benchmarks.recipes.run table --output out --markdown out/table.md
+    detlite compare out/*/seed* --format markdown
     python -m benchmarks.recipes.run short --output out --train photos --busy 1 --seeds 0 1 2
 
 `measure` writes the base config and the seconds per step of each recipe; it needs a machine without
@@ -15,10 +15,9 @@ import argparse
 import hashlib
 import json
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -33,13 +32,13 @@ from detlite.config import load_config
 
 from .recipes import RECIPES
 
-BASE, TIMES, RESULTS = "base.yaml", "step_seconds.json", "results.json"
+BASE, TIMES = "base.yaml", "step_seconds.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 if a run failed."""
     args = _parser().parse_args(arguments)
-    return {"measure": measure, "train": train, "table": table, "short": short}[args.action](args)
+    return {"measure": measure, "train": train, "short": short}[args.action](args)
 
 
 def measure(args: argparse.Namespace) -> int:
@@ -56,7 +55,7 @@ def measure(args: argparse.Namespace) -> int:
     file = args.output / TIMES
     seconds: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     for name in _selected(args, base):
-        if name not in seconds and not RECIPES[name].evaluates:
+        if name not in seconds:
             cfg = recipe_config(base, name)
             seconds[name] = mean_step_seconds(cfg, 15.0, args.steps, warm_up=2)
             print(f"{name}: {seconds[name]:.2f} s per step", flush=True)
@@ -66,26 +65,22 @@ def measure(args: argparse.Namespace) -> int:
 
 def train(args: argparse.Namespace) -> int:
     """Run everything that is not complete, with --slots simultaneous runs."""
-    names, failed = _selected(args, args.output / BASE), []
+    jobs = [
+        (name, seed, number_of_steps(args, name))
+        for name in _selected(args, args.output / BASE)
+        for seed in args.seeds
+    ]
     with ThreadPoolExecutor(args.slots) as slots:
-        for evaluates in (False, True):  # recipes that only evaluate need others' weights
-            jobs = [
-                (name, seed, number_of_steps(args, RECIPES[name].evaluates or name))
-                for name in names
-                for seed in args.seeds
-                if bool(RECIPES[name].evaluates) == evaluates
-            ]
-            statuses = slots.map(lambda job: run(args, *job), jobs)
-            failed += [job[:2] for job, status in zip(jobs, statuses, strict=True) if status]
+        statuses = slots.map(lambda job: run(args, *job), jobs)
+        failed = [job[:2] for job, status in zip(jobs, statuses, strict=True) if status]
     for name, seed in failed:
         print(f"failed: {name}, seed {seed}; see {run_folder(args.output, name, seed)}/out.txt")
-    table(args)
     return int(bool(failed))
 
 
 def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> int:
-    """Train or evaluate a recipe in a new process; return its exit status."""
-    folder, recipe = run_folder(args.output, name, seed), RECIPES[name]
+    """Train a recipe in a new process; return its exit status."""
+    folder = run_folder(args.output, name, seed)
     base = hashlib.sha256((args.output / BASE).read_bytes()).hexdigest()
     plan = {"recipe": name, "seed": seed, "steps": steps, "base": base}
     plan_file = folder / "plan.json"
@@ -98,13 +93,8 @@ def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> int:
     plan_file.write_text(json.dumps(plan))
     file = folder / "recipe.yaml"
     opts = {**schedule(steps), "SEED": seed, "OUTPUT_DIR": str(folder)}
-    if recipe.evaluates:
-        opts["MODEL.WEIGHT"] = str(
-            run_folder(args.output, recipe.evaluates, seed) / "model_final.pth"
-        )
     file.write_text(recipe_config(args.output / BASE, name, opts).dump())
-    action = ["test"] if recipe.evaluates else ["train", "--resume"]
-    command = [sys.executable, "-m", "detlite", *action, "--config", str(file)]
+    command = [sys.executable, "-m", "detlite", "train", "--resume", "--config", str(file)]
     threads = {"OMP_NUM_THREADS": str(args.threads)} if args.threads else {}
     print(f"{name}, seed {seed}: {steps} steps", flush=True)
     with (folder / "out.txt").open("a") as out:
@@ -137,64 +127,6 @@ def short(args: argparse.Namespace) -> int:
         for process in others:
             process.kill()
     return 0
-
-
-def table(args: argparse.Namespace) -> int:
-    """Write results.json and the Markdown table of all complete runs."""
-    rows = list(results(args.output, RECIPES))
-    (args.output / RESULTS).write_text(json.dumps(rows, indent=2))
-    text = markdown(rows)
-    if args.markdown:
-        args.markdown.write_text(text)
-    print(text)
-    return 0
-
-
-def results(output: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
-    """Yield the results of the complete runs of each recipe."""
-    file = output / TIMES
-    times = json.loads(file.read_text()) if file.exists() else {}
-    for name in names:
-        runs = []
-        for folder in sorted(output.glob(f"{name}/seed*")):
-            if not (folder / "evaluation.json").exists():
-                continue
-            averaged = folder / "average" / "evaluation.json"  # EMA weights, if the recipe has them
-            file = averaged if averaged.exists() else folder / "evaluation.json"
-            metrics = json.loads(file.read_text())
-            plan = json.loads((folder / "plan.json").read_text())
-            runs.append(
-                {
-                    "seed": plan["seed"],
-                    "steps": plan["steps"],
-                    # Computed from the step times of `measure`, so other work does not matter.
-                    "minutes": plan["steps"] * times[name] / 60 if name in times else None,
-                    "box_AP": metrics["bbox"]["AP"],
-                    "box_AP50": metrics["bbox"]["AP50"],
-                    "mask_AP": metrics["segm"]["AP"] if "segm" in metrics else None,
-                }
-            )
-        if runs:
-            yield {"recipe": name, "description": RECIPES[name].description, "runs": runs}
-
-
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table: means over the seeds, and half of their range."""
-    lines = [
-        "| recipe | description | steps | box AP | box AP50 | mask AP | seeds | minutes |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        runs = row["runs"]
-        cells = [_cell(runs, kind) for kind in ("box_AP", "box_AP50", "mask_AP")]
-        minutes = [run["minutes"] for run in runs if run["minutes"] is not None]
-        mean_minutes = f"{statistics.mean(minutes):.1f}" if minutes else ""
-        steps = runs[0]["steps"]
-        lines.append(
-            f"| {row['recipe']} | {row['description']} | {steps} | {' | '.join(cells)} "
-            f"| {len(runs)} | {mean_minutes} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def recipe_config(base: Path, name: str, opts: dict[str, Any] | None = None) -> CfgNode:
@@ -254,21 +186,7 @@ def _selected(args: argparse.Namespace, base: Path) -> list[str]:
     if not base.exists():
         raise SystemExit(f"{base} does not exist: run `measure` first, with --train and --val")
     cfg = load_config(base)
-    unknown = set(args.only) - RECIPES.keys()
-    if unknown:
-        raise SystemExit(
-            f"unknown recipe {', '.join(sorted(unknown))}: choose from {', '.join(RECIPES)}"
-        )
     return [name for name in args.only or RECIPES if RECIPES[name].applies_to(cfg)]
-
-
-def _cell(runs: Sequence[dict[str, Any]], kind: str) -> str:
-    """Format the mean times 100 and, for several seeds, half of their range."""
-    values = [100 * run[kind] for run in runs if run[kind] is not None]
-    if not values:
-        return ""
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {(max(values) - min(values)) / 2:.1f}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -276,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("action", choices=("measure", "train", "table", "short"))
+    add("action", choices=("measure", "train", "short"))
     add("--output", type=Path, required=True, help="folder of all runs")
     add("--train", type=Path, help="measure, short: training data, as in `detlite init --data`")
     add("--val", type=Path, help="measure, short: validation data")
@@ -285,7 +203,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--start", choices=RECIPES, default="lite0", metavar="RECIPE", help=text)
     text = "measure: keys of the base config"
     add("--opts", nargs="+", default=[], metavar="KEY VALUE", help=text)
-    add("--only", nargs="+", default=[], metavar="RECIPE", help="run only these recipes")
+    add(
+        "--only",
+        nargs="+",
+        choices=RECIPES,
+        default=[],
+        metavar="RECIPE",
+        help="run only these recipes",
+    )
     add("--steps", type=int, default=10, help="measure: timed steps (10)")
     add("--minutes", type=float, default=15, help="train: minutes of each run (15)")
     add("--steps-each", type=int, help="train: steps of each run, instead of minutes")
@@ -294,7 +219,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=0, help="train: threads of each run; 0 for all")
     add("--short-minutes", type=float, nargs="+", default=[1, 2, 5, 10], help="short: minutes")
     add("--busy", type=int, default=0, help="short: cores that other processes use")
-    add("--markdown", type=Path, help="table: file for the table")
     return parser
 
 

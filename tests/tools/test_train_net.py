@@ -152,7 +152,7 @@ def test_fast_rcnn_with_proposals_of_another_run(run_tool, config, tmp_path, cap
     assert run_tool("train_net.py", "--config", config, *opts) == 0
     assert (tmp_path / "fast" / "detections.png").exists()
     log = (tmp_path / "fast" / "log.txt").read_text()
-    assert "results_shapes_val.json: 150 proposals of 5 images; kept the best 150" in log
+    assert "results_shapes_val.json: kept the best 150 of 150 proposals of 5 images" in log
     capsys.readouterr()
     opts += ["DATASETS.PROPOSAL_FILES_TRAIN", files["val"], "OUTPUT_DIR", tmp_path]
     assert run_tool("train_net.py", "--config", config, *opts) == 2
