@@ -167,6 +167,12 @@ class ScoreThreshold:
     precision: float
     recall: float
 
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall, which the page of a report shows."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
+
 
 @dataclass(frozen=True, eq=False)
 class MatchedResults:

@@ -305,6 +305,7 @@ def test_best_threshold_has_the_highest_f1(engine_name, kept, step, monkeypatch)
 
     best = found.threshold
     assert f1(best.score) == pytest.approx(max(map(f1, np.unique(scores)[::step])))
+    assert best.f1 == pytest.approx(f1(best.score))
     counted = (scores >= best.score) & (outcomes != IGNORED)
     assert best.precision == pytest.approx((outcomes[counted] == 1).mean())
     assert best.recall == pytest.approx((outcomes[counted] == 1).sum() / objects)
