@@ -19,7 +19,7 @@ def to_pandas(prediction: Prediction) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
     The columns are name, category_id, score, x1, y1, x2, y2, and, if predicted, area (of the mask,
-    in pixels), and own fields as they are in results.json.
+    in pixels), and own fields with the values of results.json.
     """
     pandas = import_optional("pandas", "pandas")
     columns: dict[str, Any] = {

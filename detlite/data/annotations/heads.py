@@ -21,8 +21,9 @@ def _read_id(ids: Ids, written: Any, findings: Findings, where: str, kind: str) 
     """Return the integer of an id of a list, and report it if it is written otherwise."""
     number = ids.number(written) or 0
     if type(written) is not int or number != written:
-        effect = "They are read as integers if they are, or numbered above these, also in results."
-        findings.add(f"{kind} ids that are no integers", effect, f"{where}: read as {number}", kind)
+        effect = "Texts of integers are read as these; others get new integers, also in results."
+        example = f"{where}: read as {number}"
+        findings.add(f"{kind} ids that are not integers", effect, example, kind)
     return number
 
 

@@ -65,7 +65,7 @@ IMAGE_READERS: Registry[ImageReader] = Registry("image reader")
 
 
 class ArrayImage(OpenImage):
-    """An image of a registered reader, which decodes all pages at once."""
+    """An image of a registered reader, which decodes all pages in one call."""
 
     def __init__(self, arrays: Any, max_pixels: int, max_pages: int) -> None:
         super().__init__(max_pixels, max_pages)

@@ -26,9 +26,8 @@ SLOW = ("check", "predict")  # cases that take seconds start with these words
 def test_every_case_is_measured(name, tmp_path, monkeypatch):
     monkeypatch.setenv("DETLITE_CACHE", "")  # measure sets it for its process
     CASES[name].write(tmp_path, 10)
-    seconds, peak = measure(name, tmp_path, 10)
+    seconds, _ = measure(name, tmp_path, 10)
     assert seconds > 0
-    assert peak >= 0
 
 
 @pytest.mark.slow

@@ -308,7 +308,7 @@ def test_ids_of_any_type(content, open_set):
     assert dataset.categories == [{"id": 3, "name": "3"}, {"id": 7, "name": "7"}]
     assert dataset.labels(0).tolist() == [2, 1]
     text = found(dataset)
-    assert "image ids that are no integers: 4 images" in text
+    assert "image ids that are not integers: 4 images" in text
     assert "names of categories that are numbers or have control characters: 2 categ" in text
 
 
