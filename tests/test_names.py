@@ -3,10 +3,7 @@
 import re
 from collections import defaultdict
 
-import pytest
 
-
-@pytest.mark.slow
 def test_no_two_classes_share_a_name(repo_root):
     files: dict[str, list[str]] = defaultdict(list)
     for file in sorted((repo_root / "detlite").rglob("*.py")):

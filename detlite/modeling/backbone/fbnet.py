@@ -96,7 +96,7 @@ _ARCHITECTURES: dict[str, tuple[int, Sequence[Any], dict[str, Sequence[int]]]] =
 }
 
 
-class Block(NamedTuple):
+class BlockOptions(NamedTuple):
     """Name and options of a block. Stride -2 upsamples."""
 
     name: str
@@ -122,7 +122,7 @@ class Architecture:
     parts: Mapping[str, Sequence[int]]  # the stages of "backbone", "rpn", "bbox", "mask", "kpts"
     last: int = 0  # channels of the 1x1 convolution after the box head, before their factor
 
-    def blocks(self, part: str) -> list[Block]:
+    def blocks(self, part: str) -> list[BlockOptions]:
         """Return the blocks of "backbone", "rpn", "bbox", "mask" or "kpts"."""
         if part not in self.parts:
             raise ValueError(
@@ -130,7 +130,7 @@ class Architecture:
                 f"{', '.join(self.parts)}: use another head"
             )
         return [
-            Block(f"xif{stage}_{number}", *block)
+            BlockOptions(f"xif{stage}_{number}", *block)
             for stage in self.parts[part]
             for number, block in enumerate(self.stages[stage])
         ]
@@ -213,7 +213,7 @@ def _expand(groups: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
 class InvertedResidual(nn.Module):
     """1x1 convolution to a wider map, depthwise convolution, 1x1 back, and a possible shortcut."""
 
-    def __init__(self, make: Architecture, block: Block, in_channels: int) -> None:
+    def __init__(self, make: Architecture, block: BlockOptions, in_channels: int) -> None:
         super().__init__()
         self.out_channels = make.width(block.channels)
         width = make.width(in_channels * block.expansion)

@@ -7,7 +7,7 @@ from torchvision.models.mobilenetv2 import InvertedResidual as TorchvisionBlock
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone import build_backbone
-from detlite.modeling.backbone.fbnet import Block, InvertedResidual, build_architecture
+from detlite.modeling.backbone.fbnet import BlockOptions, InvertedResidual, build_architecture
 from detlite.modeling.build import build_model
 from tests.builders import tiny_config
 
@@ -50,7 +50,7 @@ def architecture(divisor=1, text=""):
 
 
 def block(kernel=3, channels=8, stride=1):
-    return InvertedResidual(architecture(), Block("", kernel, 6, channels, stride), 8)
+    return InvertedResidual(architecture(), BlockOptions("", kernel, 6, channels, stride), 8)
 
 
 @pytest.mark.parametrize(("channels", "stride"), [(8, 1), (8, 2), (12, 1)])
@@ -77,7 +77,7 @@ def test_blocks(kernel, stride, size):
     out = layer(torch.randn(2, 8, 9, 7))
     assert tuple(out.shape[-2:]) == size
     assert layer.pw.conv.out_channels == 48
-    assert Block("", kernel, 6, 8, stride).output_side(9) == size[0]
+    assert BlockOptions("", kernel, 6, 8, stride).output_side(9) == size[0]
     out.sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
 
