@@ -161,14 +161,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
       "roi_align_backward.maps(Tensor grad, Tensor rois, Tensor levels, float[] spatial_scales, "
       "int pooled_height, int pooled_width, SymInt batch_size, SymInt channels, SymInt[] heights, "
       "SymInt[] widths, int sampling_ratio, bool aligned) -> Tensor[]");
-  // One map and the arguments of maskrcnn-benchmark's _C. detlite/ops calls `maps`.
-  m.def(
-      "roi_align_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
-      "int pooled_width, int sampling_ratio, bool aligned=False) -> Tensor");
-  m.def(
-      "roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, int pooled_height, "
-      "int pooled_width, int batch_size, int channels, int height, int width, int sampling_ratio, "
-      "bool aligned=False) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {

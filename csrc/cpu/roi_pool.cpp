@@ -154,14 +154,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
       "roi_pool_backward.maps(Tensor grad, Tensor rois, Tensor levels, Tensor argmax, "
       "float[] spatial_scales, int pooled_height, int pooled_width, SymInt batch_size, "
       "SymInt channels, SymInt[] heights, SymInt[] widths) -> Tensor[]");
-  // One map and the arguments of maskrcnn-benchmark's _C. detlite/ops calls `maps`.
-  m.def(
-      "roi_pool_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
-      "int pooled_width, bool need_argmax=True) -> (Tensor output, Tensor argmax)");
-  m.def(
-      "roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float spatial_scale, "
-      "int pooled_height, int pooled_width, int batch_size, int channels, int height, int width) "
-      "-> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {

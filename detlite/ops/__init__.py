@@ -2,12 +2,11 @@
 
 Functions that torchvision also has accept its arguments in its order. Each runs a compiled kernel
 on the CPU and CUDA, available as `torch.ops.detlite.<name>` and `detlite._C.<name>`. Without a
-kernel for the device, or without compiled kernels at all, `fallbacks/` computes the same with
+kernel for the device, or without compiled kernels at all, fallbacks compute the same with
 torchvision and PyTorch. An invalid argument raises a RuntimeError that names the operator and the
 argument.
 
-Each module shows first the functions that a caller needs, then the declaration of their operators
-(`dispatch.py`).
+Each module shows first the functions that a caller needs, then their operators (`dispatch.py`).
 """
 
 from .dispatch import has_kernels

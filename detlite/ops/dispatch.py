@@ -1,14 +1,14 @@
 """Load the compiled kernels and complete the operators `torch.ops.detlite.*` in Python.
 
 `detlite._C` registers the schemas of the operators with their CPU and CUDA kernels (csrc/). The
-modules of this folder add the rest of each operator by `declare`: its fallback, the shapes of its
-results for tracing, and its gradient.
+modules of this folder add the rest of each operator by the decorator `operator`: its fallback, the
+shapes of its results for tracing, and its gradient.
 
-A fallback is a Python function in `detlite.ops.fallbacks` with the signature of the operator. The
-dispatcher calls it on devices without a compiled kernel (MPS, XPU, CUDA in a build for the CPU). If
-`detlite._C` is not built, cannot be loaded or is disabled by DETLITE_KERNELS=0, every call uses the
-fallback, and its signature is the schema. Shapes, gradients and checks of arguments are the same as
-for the kernels, except that the contents of integer tensors are not checked.
+A fallback is a Python function with the signature of the operator. The dispatcher calls it on
+devices without a compiled kernel (MPS, XPU, CUDA in a build for the CPU). If `detlite._C` is not
+built, cannot be loaded or is disabled by DETLITE_KERNELS=0, every call uses the fallback, and its
+signature is the schema. Shapes, gradients and checks of arguments are the same as for the kernels,
+except that the contents of integer tensors are not checked.
 """
 
 import importlib
@@ -72,56 +72,66 @@ def has_kernels(device: torch.device | str) -> bool:
     return _has_kernel("detlite::nms", torch.device(device).type)
 
 
-def declare(
+def operator(
     name: str,
-    fallback: str,
     runs_on: Literal["any", "torchvision", "cpu"],
-    shapes: Callable[..., Any] | None = None,
-    gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
-) -> None:
-    """Complete the operator `torch.ops.detlite.<name>`, whose schema and kernels are compiled.
+    shapes: Callable[..., Any],
+    differentiate: Callable[..., Any] | None = None,
+    save: Callable[..., None] | None = None,
+) -> Callable[[F], F]:
+    """Return a decorator for the fallback of `torch.ops.detlite.<name>`, which completes it.
 
     Args:
         name: name of the operator, with its overload if it has one: "roi_align_forward.maps".
-        fallback: the fallback as "module.function" in `detlite.ops.fallbacks`. The module is
-            imported when it is first needed.
         runs_on: devices that the fallback runs on: any device, devices with kernels of
             torchvision, or only the CPU. Arguments on another device are computed on the CPU.
         shapes: returns results without values, for tracing (`torch.library.register_fake`).
-        gradient: the functions `setup_context` and `backward` of
+        differentiate, save: the functions `backward` and `setup_context` of
             `torch.library.register_autograd`.
 
     Raises:
         ImportError: `detlite._C` was built from other sources and lacks the operator.
     """
-    module, _, function_name = f"{__package__}.fallbacks.{fallback}".rpartition(".")
 
-    def run(*arguments: Any) -> Any:
-        # Registers torch.ops.torchvision. Importing it takes longer than importing detlite.
-        import torchvision  # noqa: F401
+    def complete(fallback: F) -> F:
+        def run(*arguments: Any) -> Any:
+            # Registers torch.ops.torchvision. Importing it takes longer than importing detlite.
+            import torchvision  # noqa: F401
 
-        function = getattr(importlib.import_module(module), function_name)
-        devices = {leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
-        device = max(devices, key=lambda device: device.type != "cpu")
-        if not kernels_disabled():
-            _warn(device.type)
-        if not _runs(runs_on, device.type):
-            on_cpu = tree_map_only(Tensor, Tensor.cpu, arguments)
-            return tree_map_only(Tensor, lambda x: x.to(device), run(*on_cpu))
-        # The operators choose their precision themselves.
-        mixed = torch.is_autocast_enabled(device.type)
-        with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
-            return function(*arguments)
+            devices = {leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
+            device = max(devices, key=lambda device: device.type != "cpu")
+            if not kernels_disabled():
+                _warn(device.type)
+            if not _runs(runs_on, device.type):
+                on_cpu = tree_map_only(Tensor, Tensor.cpu, arguments)
+                return tree_map_only(Tensor, lambda x: x.to(device), run(*on_cpu))
+            # The operators choose their precision themselves.
+            mixed = torch.is_autocast_enabled(device.type)
+            with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
+                return fallback(*arguments)
 
-    if compiled is None:
-        _define(name, getattr(importlib.import_module(module), function_name))
-    _implement(name, run, "CompositeExplicitAutograd")
-    FALLBACKS[name] = run
-    if shapes is not None:
+        packet = name.partition(".")[0]
+        if compiled is None:
+            schema = torch.library.infer_schema(fallback, mutates_args=())
+            _library.define(name + schema.replace("SymInt", "int"))
+        elif not hasattr(compiled, packet):
+            raise ImportError(
+                f"the compiled kernels lack {packet}: they were built from other sources. Run "
+                f"`{BUILD_COMMAND}` in the detlite folder"
+            )
+        _library.impl(name, run, "CompositeExplicitAutograd")
+        FALLBACKS[name] = run
         torch.library.register_fake(f"detlite::{name}", _on_one_device(name, shapes))
-    if gradient is not None:
-        save, differentiate = gradient
-        torch.library.register_autograd(f"detlite::{name}", differentiate, setup_context=save)
+        if differentiate is not None:
+            torch.library.register_autograd(f"detlite::{name}", differentiate, setup_context=save)
+        return fallback
+
+    return complete
+
+
+def refuse_second_derivative(ctx: Any, *grads: Any) -> None:
+    """Raise RuntimeError, as the derivative of an operator that computes a gradient."""
+    raise RuntimeError("detlite's operators can be differentiated once, not twice")
 
 
 def _on_one_device(name: str, shapes: F) -> Callable[..., Any]:
@@ -136,33 +146,6 @@ def _on_one_device(name: str, shapes: F) -> Callable[..., Any]:
         return shapes(*arguments)
 
     return checked
-
-
-def composite(name: str) -> Callable[[F], F]:
-    """Return a decorator that implements an operator on all devices by calls of other operators."""
-
-    def register(function: F) -> F:
-        if compiled is None:
-            _define(name, function)
-        _implement(name, function, "CompositeImplicitAutograd")
-        return function
-
-    return register
-
-
-def _define(name: str, function: Callable[..., Any]) -> None:
-    schema = torch.library.infer_schema(function, mutates_args=())
-    _library.define(name + schema.replace("SymInt", "int"))
-
-
-def _implement(name: str, function: Callable[..., Any], key: str) -> None:
-    packet = name.partition(".")[0]
-    if compiled is not None and not hasattr(compiled, packet):
-        raise ImportError(
-            f"the compiled kernels lack {packet}: they were built from other sources. Run "
-            f"`{BUILD_COMMAND}` in the detlite folder"
-        )
-    _library.impl(name, function, key)
 
 
 def _has_kernel(operator: str, device_type: str) -> bool:

@@ -1,12 +1,14 @@
 """The focal loss (Lin et al., Focal Loss for Dense Object Detection, 2017, equation 5)."""
 
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .dispatch import check_no_tangent, compute_dtype, declare
+from .checks import FLOATING, check, check_tensors
+from .dispatch import check_no_tangent, compute_dtype, operator, refuse_second_derivative
 
 
 def sigmoid_focal_loss(
@@ -45,54 +47,52 @@ def sigmoid_focal_loss(
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
-# ---- Declaration of the operators
+# ---- The operators, and their fallbacks in plain torch
 
 
 def _loss_shape(inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
     return inputs.new_empty(inputs.shape, dtype=compute_dtype(inputs.dtype))
 
 
-def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    logits, targets, *ctx.settings = inputs
-    ctx.save_for_backward(logits, targets)
-
-
-def _differentiate_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    backward = torch.ops.detlite.sigmoid_focal_loss_backward
-    return backward(grad, *ctx.saved_tensors, *ctx.settings), None, None, None
-
-
 def _gradient_shape(grad: Tensor, inputs: Tensor, *_: Any) -> Tensor:
     return inputs.new_empty(inputs.shape)
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    grad, logits, targets, *ctx.settings = inputs
-    ctx.save_for_backward(grad, logits, targets)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    logits, targets, *ctx.settings = inputs
+    ctx.save_for_backward(logits, targets)
 
 
-def _differentiate_backward(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
-    grad, logits, targets = ctx.saved_tensors
-    grad_grad = grad_grad.to(grad.dtype)
-    by_logits = grad_grad * grad * _curvature(logits, targets, *ctx.settings)
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     backward = torch.ops.detlite.sigmoid_focal_loss_backward
-    by_grad = backward(grad_grad, logits, targets, *ctx.settings)
-    return by_grad, by_logits.to(logits.dtype), None, None, None
+    return backward(grad, *ctx.saved_tensors, *ctx.settings), None, None, None
 
 
-class FocalTerms(NamedTuple):
-    """The terms of the loss and its derivatives, each of the shape of the logits."""
-
-    target: Tensor  # in the type of computation
-    p: Tensor  # the probability of target 1
-    q: Tensor  # the probability of target 0
-    cross_entropy: Tensor  # the loss without the focal weight
-    weight: Tensor  # the focal weight, with alpha
-    growth: Tensor  # the derivative by the logit of log(probability of the wrong target)
+@operator("sigmoid_focal_loss_forward", "any", _loss_shape, _differentiate, _save)
+def _forward(inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
+    _check("sigmoid_focal_loss_forward", inputs, targets, alpha, gamma)
+    *_, weight, cross_entropy = _terms(inputs, targets, alpha, gamma)
+    return weight * cross_entropy
 
 
-def focal_terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> FocalTerms:
-    """Compute the terms in float32, or float64 for such logits."""
+@operator("sigmoid_focal_loss_backward", "any", _gradient_shape, refuse_second_derivative)
+def _backward(grad: Tensor, inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
+    op = "sigmoid_focal_loss_backward"
+    _check(op, inputs, targets, alpha, gamma)
+    check_tensors(op, grad=(grad, inputs.shape, compute_dtype(inputs.dtype)))
+    target, p, q, miss, weight, cross_entropy = _terms(inputs, targets, alpha, gamma)
+    # The derivative by the logit of log(probability of the wrong target).
+    growth = torch.where(miss > 0, (1 - 2 * target) * p * q / miss, 0)
+    slope = gamma * growth * cross_entropy + (1 - target) * p - target * q
+    return (grad.contiguous() * weight * slope).to(inputs.dtype)
+
+
+def _terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> tuple[Tensor, ...]:
+    """Return terms of the loss in float32, or float64 for such logits, in the logits' shape.
+
+    These are the target, the probabilities of target 1, of target 0 and of the wrong target, the
+    focal weight with alpha, and the cross entropy, which is the loss without the weight.
+    """
     dtype = compute_dtype(logits.dtype)
     logits, target = logits.to(dtype).contiguous(), targets.to(dtype).contiguous()
     p, q = logits.sigmoid(), (-logits).sigmoid()
@@ -101,31 +101,14 @@ def focal_terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> 
     weight = miss**gamma
     if alpha >= 0:
         weight = (alpha * target + (1 - alpha) * (1 - target)) * weight
-    growth = torch.where(miss > 0, (1 - 2 * target) * p * q / miss, 0)
-    return FocalTerms(target, p, q, cross_entropy, weight, growth)
+    return target, p, q, miss, weight, cross_entropy
 
 
-def _curvature(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
-    """Return the second derivative of the loss by the logits."""
-    t = focal_terms(logits, targets, alpha, gamma)
-    return t.weight * (
-        gamma * t.growth * ((gamma - 1) * t.growth + t.q - t.p) * t.cross_entropy
-        + 2 * gamma * t.growth * ((1 - t.target) * t.p - t.target * t.q)
-        + t.p * t.q
+def _check(op: str, inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> None:
+    shape = inputs.shape
+    check_tensors(op, inputs=(inputs, shape, FLOATING), targets=(targets, shape, inputs.dtype))
+    check(
+        math.isfinite(alpha) and alpha <= 1,
+        f"{op}: alpha must be from 0 to 1, or negative for no weights, got {alpha}",
     )
-
-
-declare(
-    "sigmoid_focal_loss_forward",
-    fallback="focal_loss.forward",
-    runs_on="any",
-    shapes=_loss_shape,
-    gradient=(_save_forward, _differentiate_forward),
-)
-declare(
-    "sigmoid_focal_loss_backward",
-    fallback="focal_loss.backward",
-    runs_on="any",
-    shapes=_gradient_shape,
-    gradient=(_save_backward, _differentiate_backward),
-)
+    check(math.isfinite(gamma) and gamma >= 0, f"{op}: gamma must be zero or more, got {gamma}")

@@ -3,25 +3,27 @@
 `csrc/cpu/roi_align.cpp` defines it in scalar code.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .dispatch import composite, declare
+from .checks import FLOATING, check_tensors
+from .dispatch import compute_dtype, operator, refuse_second_derivative
 from .roi_utils import (
     Boxes,
     OutputSize,
     as_pair,
     empty_maps,
     empty_pooled,
-    map_sizes,
-    memory_format,
-    on_one_level,
     pooling_arguments,
+    rois_by_level,
+    save_pooling,
 )
 
+_MAX_SAMPLES = 1 << 22  # torchvision's CPU kernel stores 40 bytes for each sample of a RoI
 torch.fx.wrap("roi_align")  # one node of a torch.fx graph
 
 
@@ -115,7 +117,7 @@ class RoIAlign(nn.Module):
         )
 
 
-# ---- Declaration of the operators
+# ---- The operators, and their fallbacks: torchvision's operator, one level at a time
 
 
 def _pooled_shape(inputs: list[Tensor], rois: Tensor, *others: Any) -> Tensor:
@@ -123,86 +125,91 @@ def _pooled_shape(inputs: list[Tensor], rois: Tensor, *others: Any) -> Tensor:
     return empty_pooled(inputs, (rois.shape[0], inputs[0].shape[1], height, width))
 
 
-def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    maps, rois, levels, *ctx.args = inputs
-    ctx.save_for_backward(rois, levels)
-    ctx.sizes = map_sizes(maps)
-    ctx.memory_format = memory_format(maps)
-
-
-def _differentiate_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    scales, height, width, *sampling = ctx.args
-    dense = grad.contiguous(memory_format=ctx.memory_format)
-    arguments = [*ctx.saved_tensors, scales, height, width, *ctx.sizes, *sampling]
-    return torch.ops.detlite.roi_align_backward.maps(dense, *arguments), *[None] * 7
-
-
 def _map_shapes(grad: Tensor, *args: Any) -> list[Tensor]:
     return empty_maps(grad, *args[5:9])
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    grad, rois, levels, scales, height, width, _, _, _, _, *sampling = inputs
-    ctx.save_for_backward(rois, levels)
-    ctx.args = scales, height, width, *sampling
-    ctx.memory_format = memory_format([grad])
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    dense = grad.contiguous(memory_format=ctx.memory_format)
+    arguments = *ctx.saved_tensors, *ctx.args, *ctx.options
+    return torch.ops.detlite.roi_align_backward.maps(dense, *arguments), *[None] * 7
 
 
-def _differentiate_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[Any, ...]:
-    # Pooling is linear in the features, so the derivative of its transpose is pooling itself.
-    dense = [x.contiguous(memory_format=ctx.memory_format) for x in grad_grads]
-    pooled = torch.ops.detlite.roi_align_forward.maps(dense, *ctx.saved_tensors, *ctx.args)
-    return pooled, *[None] * 11
-
-
-declare(
-    "roi_align_forward.maps",
-    fallback="roi_align.forward",
-    runs_on="torchvision",
-    shapes=_pooled_shape,
-    gradient=(_save_forward, _differentiate_forward),
-)
-declare(
-    "roi_align_backward.maps",
-    fallback="roi_align.backward",
-    runs_on="torchvision",
-    shapes=_map_shapes,
-    gradient=(_save_backward, _differentiate_backward),
-)
-
-
-# ---- For one map, with the arguments of maskrcnn-benchmark's _C
-
-
-@composite("roi_align_forward")
-def _(
-    input: Tensor,
+@operator("roi_align_forward.maps", "torchvision", _pooled_shape, _differentiate, save_pooling)
+def _forward(
+    inputs: Sequence[Tensor],
     rois: Tensor,
-    spatial_scale: float,
+    levels: Tensor,
+    spatial_scales: Sequence[float],
     pooled_height: int,
     pooled_width: int,
     sampling_ratio: int,
-    aligned: bool = False,
+    aligned: bool,
 ) -> Tensor:
-    pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
-    return torch.ops.detlite.roi_align_forward.maps([input], rois, *pool, sampling_ratio, aligned)
+    """Compute in float32, or float64 for such features."""
+    pool = pooled_height, pooled_width
+    groups = rois_by_level("roi_align_forward", inputs, rois, levels, spatial_scales, pool)
+    output = empty_pooled(inputs, (len(rois), inputs[0].shape[1], *pool)).zero_()
+    for level, scale, index in groups:
+        features = inputs[level].to(compute_dtype(output.dtype))
+        for part, ratio in _by_sampling_ratio(rois, index, scale, pool, sampling_ratio, aligned):
+            pooled = torch.ops.torchvision.roi_align(
+                features, rois[part], scale, *pool, ratio, aligned
+            )
+            output[part] = pooled.to(output.dtype)
+    return output
 
 
-@composite("roi_align_backward")
-def _(
+@operator("roi_align_backward.maps", "torchvision", _map_shapes, refuse_second_derivative)
+def _backward(
     grad: Tensor,
     rois: Tensor,
-    spatial_scale: float,
+    levels: Tensor,
+    spatial_scales: Sequence[float],
     pooled_height: int,
     pooled_width: int,
     batch_size: int,
     channels: int,
-    height: int,
-    width: int,
+    heights: Sequence[int],
+    widths: Sequence[int],
     sampling_ratio: int,
-    aligned: bool = False,
-) -> Tensor:
-    pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
-    sizes = batch_size, channels, [height], [width]
-    maps = torch.ops.detlite.roi_align_backward.maps
-    return maps(grad, rois, *pool, *sizes, sampling_ratio, aligned)[0]
+    aligned: bool,
+) -> list[Tensor]:
+    op, pool = "roi_align_backward", (pooled_height, pooled_width)
+    wide_grad = grad.to(compute_dtype(grad.dtype))
+    grads = [x.zero_() for x in empty_maps(wide_grad, batch_size, channels, heights, widths)]
+    groups = rois_by_level(op, grads, rois, levels, spatial_scales, pool)
+    check_tensors(op, grad=(grad, [len(rois), channels, *pool], FLOATING))
+    for level, scale, index in groups:
+        shape = grads[level].shape
+        for part, ratio in _by_sampling_ratio(rois, index, scale, pool, sampling_ratio, aligned):
+            grads[level] += torch.ops.torchvision._roi_align_backward(
+                wide_grad[part], rois[part], scale, *pool, *shape, ratio, aligned
+            )
+    return [x.to(grad.dtype) for x in grads]
+
+
+def _by_sampling_ratio(
+    rois: Tensor,
+    index: Tensor,
+    scale: float,
+    pool: tuple[int, int],
+    sampling_ratio: int,
+    aligned: bool,
+) -> Iterator[tuple[Tensor, int]]:
+    """Yield RoI indices with their sampling ratio.
+
+    Adaptive sampling takes one sample for each cell of a RoI, however far the RoI exceeds the map.
+    RoIs of more than _MAX_SAMPLES cells take about that many samples instead. Reversed RoIs take
+    none, unless they are forced to one cell.
+    """
+    if sampling_ratio > 0:
+        yield index, sampling_ratio
+        return
+    sides = (rois[index, 3:] - rois[index, 1:3]) * scale
+    valid = (sides > 0).all(dim=1) | (not aligned)
+    huge = sides.clamp(min=1).prod(dim=1) > _MAX_SAMPLES
+    fixed = max(1, math.isqrt(_MAX_SAMPLES // (pool[0] * pool[1])))
+    for part, ratio in ((index[valid & ~huge], 0), (index[valid & huge], fixed)):
+        if len(part):
+            yield part, ratio

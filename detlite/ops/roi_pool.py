@@ -6,19 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dispatch import composite, declare
+from .checks import FLOATING, check_tensors
+from .dispatch import compute_dtype, operator, refuse_second_derivative
 from .roi_utils import (
     Boxes,
     OutputSize,
     as_pair,
     empty_maps,
     empty_pooled,
-    map_sizes,
-    memory_format,
-    on_one_level,
     pooling_arguments,
+    rois_by_level,
+    save_pooling,
 )
 
+_MAX_CELLS = float(1 << 28)  # torchvision's kernels compute cells in int32
 torch.fx.wrap("roi_pool")  # one node of a torch.fx graph
 
 
@@ -62,7 +63,7 @@ class RoIPool(nn.Module):
         return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
 
 
-# ---- Declaration of the operators
+# ---- The operators, and their fallbacks: torchvision's operator, one level at a time
 
 
 def _pooled_shapes(inputs: list[Tensor], rois: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
@@ -75,94 +76,76 @@ def _pooled_shapes(inputs: list[Tensor], rois: Tensor, *others: Any) -> tuple[Te
     return empty_pooled(inputs, shape), argmax
 
 
-def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    maps, rois, levels, *ctx.args, _ = inputs
-    ctx.save_for_backward(rois, levels, output[1])
-    ctx.sizes = map_sizes(maps)
-    ctx.memory_format = memory_format(maps)
-
-
-def _differentiate_forward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    dense = grad.contiguous(memory_format=ctx.memory_format)
-    arguments = *ctx.saved_tensors, *ctx.args, *ctx.sizes
-    return torch.ops.detlite.roi_pool_backward.maps(dense, *arguments), *[None] * 6
-
-
 def _map_shapes(grad: Tensor, *args: Any) -> list[Tensor]:
     return empty_maps(grad, *args[-4:])
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(*inputs[1:4])
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    dense = grad.contiguous(memory_format=ctx.memory_format)
+    arguments = *ctx.saved_tensors, *ctx.args
+    return torch.ops.detlite.roi_pool_backward.maps(dense, *arguments), *[None] * 6
 
 
-def _differentiate_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[Any, ...]:
-    # The gradient adds each pooled value to its argmax cell; its derivative reads these cells.
-    return _read_argmax(grad_grads, *ctx.saved_tensors), *[None] * 10
-
-
-def _read_argmax(maps: Sequence[Tensor], rois: Tensor, levels: Tensor, argmax: Tensor) -> Tensor:
-    """Return the features at the argmax cells (row * W_l + column), 0 where argmax is -1."""
-    image = rois[:, 0].long()[:, None, None, None]
-    channel = torch.arange(argmax.shape[1], device=argmax.device)[None, :, None, None]
-    pooled = maps[0].new_zeros(argmax.shape)
-    for level, features in enumerate(maps):
-        if features.numel() == 0:
-            continue
-        width = features.shape[3]
-        here = (levels == level)[:, None, None, None] & (argmax >= 0)
-        # Padding has image -1 and reads the last image; torch.where drops the values.
-        cell = torch.where(here, argmax, 0).long()
-        values = features[image, channel, cell // width, cell % width]
-        pooled = torch.where(here, values, pooled)
-    return pooled
-
-
-declare(
-    "roi_pool_forward.maps",
-    fallback="roi_pool.forward",
-    runs_on="torchvision",
-    shapes=_pooled_shapes,
-    gradient=(_save_forward, _differentiate_forward),
-)
-declare(
-    "roi_pool_backward.maps",
-    fallback="roi_pool.backward",
-    runs_on="torchvision",
-    shapes=_map_shapes,
-    gradient=(_save_backward, _differentiate_backward),
-)
-
-
-# ---- For one map, with the arguments of maskrcnn-benchmark's _C
-
-
-@composite("roi_pool_forward")
-def _(
-    input: Tensor,
+@operator("roi_pool_forward.maps", "torchvision", _pooled_shapes, _differentiate, save_pooling)
+def _forward(
+    inputs: Sequence[Tensor],
     rois: Tensor,
-    spatial_scale: float,
+    levels: Tensor,
+    spatial_scales: Sequence[float],
     pooled_height: int,
     pooled_width: int,
-    need_argmax: bool = True,
+    need_argmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
-    return torch.ops.detlite.roi_pool_forward.maps([input], rois, *pool, need_argmax)
+    pool = pooled_height, pooled_width
+    groups = rois_by_level("roi_pool_forward", inputs, rois, levels, spatial_scales, pool)
+    output = empty_pooled(inputs, (len(rois), inputs[0].shape[1], *pool)).zero_()
+    argmax = empty_pooled(inputs, output.shape, torch.int32).fill_(-1)
+    for level, scale, index in groups:
+        features = inputs[level].to(compute_dtype(output.dtype))
+        lowest = 0.5 * torch.finfo(features.dtype).min
+        level_rois = rois[index]
+        level_rois[:, 1:].clamp_(-_MAX_CELLS / scale, _MAX_CELLS / scale)
+        pooled, cell = torch.ops.torchvision.roi_pool(
+            features.clamp(min=lowest), level_rois, scale, *pool
+        )
+        # torchvision skips NaN and -inf. Here NaN is larger than any number.
+        pooled = torch.where(pooled == lowest, -torch.inf, pooled)
+        nan = features.isnan()
+        if nan.any():
+            has_nan, nan_cell = torch.ops.torchvision.roi_pool(
+                nan.to(features.dtype), level_rois, scale, *pool
+            )
+            pooled = torch.where(has_nan > 0, torch.nan, pooled)
+            cell = torch.where(has_nan > 0, nan_cell, cell)
+        output[index] = pooled.to(output.dtype)
+        argmax[index] = cell.int()
+    return output, argmax if need_argmax else argmax.new_empty(0)
 
 
-@composite("roi_pool_backward")
-def _(
+@operator("roi_pool_backward.maps", "torchvision", _map_shapes, refuse_second_derivative)
+def _backward(
     grad: Tensor,
     rois: Tensor,
+    levels: Tensor,
     argmax: Tensor,
-    spatial_scale: float,
+    spatial_scales: Sequence[float],
     pooled_height: int,
     pooled_width: int,
     batch_size: int,
     channels: int,
-    height: int,
-    width: int,
-) -> Tensor:
-    pool = on_one_level(rois), argmax, [spatial_scale], pooled_height, pooled_width
-    sizes = batch_size, channels, [height], [width]
-    return torch.ops.detlite.roi_pool_backward.maps(grad, rois, *pool, *sizes)[0]
+    heights: Sequence[int],
+    widths: Sequence[int],
+) -> list[Tensor]:
+    """Add each bin's gradient to its largest cell."""
+    op, pool = "roi_pool_backward", (pooled_height, pooled_width)
+    wide_grad = grad.to(compute_dtype(grad.dtype))
+    grads = [x.zero_() for x in empty_maps(wide_grad, batch_size, channels, heights, widths)]
+    groups = rois_by_level(op, grads, rois, levels, spatial_scales, pool)
+    shape = [len(rois), channels, *pool]
+    check_tensors(op, grad=(grad, shape, FLOATING), argmax=(argmax, shape, torch.int32))
+    for level, scale, index in groups:
+        grads[level] += torch.ops.torchvision._roi_pool_backward(
+            wide_grad[index].contiguous(), rois[index], argmax[index].contiguous(),
+            scale, *pool, *grads[level].shape,
+        )  # fmt: skip
+    return [x.to(grad.dtype) for x in grads]

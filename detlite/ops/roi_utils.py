@@ -13,15 +13,18 @@ assertion that surfaces at the next synchronization, as in torch's own indexing.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .checks import FLOATING, check, check_tensors
 from .dispatch import check_no_tangent, compute_dtype
 
 Boxes = Tensor | Sequence[Tensor]
 OutputSize = int | Sequence[int]
+_MAX_LEVELS = 8
 
 
 def pooling_arguments(
@@ -132,12 +135,6 @@ def empty_pooled(
     )
 
 
-def map_sizes(maps: Sequence[Tensor]) -> tuple[int, int, list[int], list[int]]:
-    """Return batch size, channels, heights and widths, which a backward kernel needs."""
-    batch_size, channels = maps[0].shape[:2]
-    return batch_size, channels, [x.shape[2] for x in maps], [x.shape[3] for x in maps]
-
-
 def empty_maps(
     like: Tensor, batch_size: int, channels: int, heights: Sequence[int], widths: Sequence[int]
 ) -> list[Tensor]:
@@ -146,3 +143,60 @@ def empty_maps(
         empty_pooled([like], (batch_size, channels, height, width))
         for height, width in zip(heights, widths, strict=True)
     ]
+
+
+def save_pooling(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, Tensor]) -> None:
+    """Save the arguments of a backward operator in their order; options of its own come last."""
+    maps, rois, levels, scales, height, width, *ctx.options = inputs
+    argmax = () if isinstance(output, Tensor) else output[1:]
+    ctx.save_for_backward(rois, levels, *argmax)
+    batch_size, channels = maps[0].shape[:2]
+    sizes = [x.shape[2] for x in maps], [x.shape[3] for x in maps]
+    ctx.args = scales, height, width, batch_size, channels, *sizes
+    ctx.memory_format = memory_format(maps)
+
+
+def rois_by_level(
+    op: str,
+    maps: Sequence[Tensor],
+    rois: Tensor,
+    levels: Tensor,
+    scales: Sequence[float],
+    pool: tuple[int, int],
+) -> list[tuple[int, float, Tensor]]:
+    """Return each level that has RoIs, its scale, and the indices int64 `[k]` of its RoIs.
+
+    Padding, boxes with a NaN or infinite coordinate or side, and levels with an empty map are
+    skipped, because they pool to zeros. Waits for the device.
+
+    Raises:
+        RuntimeError: an argument is invalid, or a RoI refers to an image or level that does not
+            exist.
+    """
+    shape = [*maps[0].shape[:2], "H", "W"]
+    check_tensors(
+        op,
+        **{f"inputs[{k}]": (x, shape, FLOATING) for k, x in enumerate(maps)},
+        rois=(rois, ["K", 5], compute_dtype(maps[0].dtype)),
+        levels=(levels, [len(rois)], torch.int64),
+    )
+    check(len({x.dtype for x in maps}) == 1, f"{op}: inputs must have the same type")
+    check(min(pool) >= 1, f"{op}: pooled_height and pooled_width must be at least 1, got {pool}")
+    check(
+        len(maps) == len(scales) <= _MAX_LEVELS and all(0 < scale < math.inf for scale in scales),
+        f"{op}: spatial_scales must be a positive number for each of at most {_MAX_LEVELS} maps, "
+        f"got {list(scales)} for {len(maps)} maps",
+    )
+    image, images = rois[:, 0], len(maps[0])
+    used = image != -1  # padding may have any level
+    for name, index, count in (("rois[:, 0]", image, images), ("levels", levels, len(maps))):
+        wrong = index[used & ~((index >= 0) & (index < count))].tolist()
+        check(not wrong, f"{op}: {name} must be from 0 to {count - 1}, got {wrong[:1]}")
+    groups = []
+    for level, (scale, features) in enumerate(zip(scales, maps, strict=True)):
+        low, high = rois[:, 1:3] * scale, rois[:, 3:] * scale
+        finite = (low.isfinite() & (high - low).isfinite()).all(dim=1)
+        index = (used & finite & (levels == level)).nonzero()[:, 0]
+        if len(index) and features.shape[2] and features.shape[3]:
+            groups.append((level, scale, index))
+    return groups

@@ -77,6 +77,16 @@ def odd_rois(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.tensor([[i % 2, *box] for i, box in enumerate(boxes)], dtype=dtype)
 
 
+def pool_on_one_map(
+    input: Tensor, rois: Tensor, scale: float, size: tuple[int, int], need_argmax: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return the results of the operator of RoIPool: the pooled features and their argmax."""
+    levels = torch.zeros(len(rois), dtype=torch.int64, device=rois.device)
+    return torch.ops.detlite.roi_pool_forward.maps(
+        [input], rois, levels, [scale], *size, need_argmax
+    )
+
+
 def as_numpy(tensor: Tensor) -> np.ndarray:
     """Convert to NumPy as float64, except float32, which the oracles need for coordinates."""
     tensor = tensor.detach().cpu()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.ops import dispatch, kernels, paste_masks
+from detlite import _C
+from detlite.ops import dispatch, kernels, paste_masks, sigmoid_focal_loss
 
 # Trains one step, predicts, evaluates and exports with `detlite._C` hidden.
 PROGRAM = """
@@ -111,9 +112,23 @@ def test_fallbacks_have_the_schemas_of_the_kernels(without_kernels):
     assert sorted(result["schemas"]) == sorted(text.replace("SymInt", "int") for text in expected)
 
 
+def test_module_has_all_operators():
+    names = {name.partition(".")[0] for name in dispatch.FALLBACKS}
+    assert {name for name in dir(_C) if not name.startswith("__")} == names
+    assert all(getattr(_C, name) is getattr(torch.ops.detlite, name) for name in names)
+
+
+def test_unknown_capability_raises(monkeypatch):
+    monkeypatch.setenv("DETLITE_CPU_CAPABILITY", "sse9")
+    # The focal loss reads the variable outside of its parallel loop. torch 2.11 loses the message
+    # of an exception inside a parallel loop.
+    with pytest.raises(RuntimeError, match=r"'sse9', but this processor and build support .*def"):
+        sigmoid_focal_loss(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+
+
 def test_kernels_of_other_sources_are_rejected():
     with pytest.raises(ImportError, match=r"kernels lack new_operator: .* Run `pip install"):
-        dispatch.composite("new_operator.maps")(print)
+        dispatch.operator("new_operator.maps", "any", print)(print)
 
 
 def test_oldest_torch_is_the_same_everywhere(repo_root):
@@ -121,21 +136,6 @@ def test_oldest_torch_is_the_same_everywhere(repo_root):
     project, build = ((repo_root / name).read_text() for name in ("pyproject.toml", "setup.py"))
     assert set(re.findall(r'"torch>=([\d.]+)"', project)) == {oldest}
     assert f"OLDEST_TORCH = {kernels.OLDEST_TORCH}\n" in build
-
-
-@pytest.mark.parametrize("version", ["2.10.1+cu130", "1.13.0", "2.9.0a0"])
-def test_torch_that_is_too_old(version, monkeypatch):
-    monkeypatch.setattr(torch, "__version__", version)
-    assert kernels.why_unavailable(ImportError()) == (
-        f"the compiled kernels need torch >= 2.11, this is torch {version}. "
-        "Run `pip install --upgrade torch torchvision`"
-    )
-
-
-@pytest.mark.parametrize("version", ["2.11.0", "2.11.0+cpu", "2.15.0a0+git12", "3.0.1", "unknown"])
-def test_torch_that_is_new_enough(version, monkeypatch):
-    monkeypatch.setattr(torch, "__version__", version)
-    assert "need torch" not in kernels.why_unavailable(ImportError())
 
 
 @pytest.fixture
@@ -147,28 +147,16 @@ def built(monkeypatch, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("library", "cuda", "hip", "message"),
-    [
-        ("libcudart.so.13", "12.6", None, "for CUDA 13, but torch 2.12.0+x for CUDA 12.6. "),
-        ("libcudart.so.13", "12.6", None, "Install torch for CUDA 13, or a detlite wheel for the"),
-        ("libc10_cuda.so", None, None, "for CUDA, but torch 2.12.0+x for the CPU only. "),
-        ("libc10_cuda.so", None, "7.0", "for CUDA, but torch 2.12.0+x for ROCm 7.0. "),
-        ("libamdhip64.so.7", "13.2", None, "for ROCm, but torch 2.12.0+x for CUDA 13.2. Install"),
-        ("libtorch_hip.so", "13.2", None, "Install torch for ROCm, or a detlite wheel for the CPU"),
-    ],
+    ("cuda", "hip", "gpu"), [("13.2", None, "CUDA 13.2"), (None, "7.0", "ROCm 7.0")]
 )
 @pytest.mark.usefixtures("built")
-def test_kernels_for_another_device(monkeypatch, library, cuda, hip, message):
-    monkeypatch.setattr(torch, "__version__", "2.12.0+x")
+def test_kernels_that_cannot_be_loaded(monkeypatch, cuda, hip, gpu):
+    monkeypatch.setattr(torch, "__version__", "2.10.1+x")
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", hip)
-    error = ImportError(f"{library}: cannot open shared object file: No such file")
-    assert message in kernels.why_unavailable(error)
-
-
-def test_kernels_that_cannot_be_loaded(built):
     message = kernels.why_unavailable(ImportError("undefined symbol: f"))
-    assert "(detlite._C) cannot be loaded: undefined symbol: f. Reinstall detlite" in message
+    assert f"cannot be loaded with torch 2.10.1+x ({gpu}): undefined symbol: f. They" in message
+    assert "need torch >= 2.11 for the CUDA or ROCm that they were built for" in message
 
 
 def test_kernels_that_are_not_built(built, monkeypatch):
@@ -202,4 +190,4 @@ def test_a_broken_library_is_reported_in_a_line(repo_root, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert line.startswith("the compiled kernels (detlite._C) cannot be loaded: ")
+    assert line.startswith("the compiled kernels (detlite._C) cannot be loaded with torch ")

@@ -88,7 +88,6 @@ def test_gradients(device, layout):
 
     for operator in (align, pool):
         assert torch.autograd.gradcheck(operator, maps, fast_mode=True)
-        assert torch.autograd.gradgradcheck(operator, maps, fast_mode=True)
 
 
 @pytest.mark.slow
@@ -99,7 +98,7 @@ def test_opcheck(device, layout, dtype):
     rois = rois_of_all_sizes(5).to(device)
     levels = assign_levels(rois[:, 1:], SCALES)
     heights, widths = [x.shape[2] for x in maps], [x.shape[3] for x in maps]
-    grad = torch.randn(5, 3, 3, 2, dtype=dtype, device=device).requires_grad_()
+    grad = torch.randn(5, 3, 3, 2, dtype=dtype, device=device)
     where, pool, sizes = (rois, levels), (SCALES, 3, 2), (2, 3, heights, widths)
     torch.library.opcheck(_C.roi_align_forward.maps, (maps, *where, *pool, 2, True))
     torch.library.opcheck(_C.roi_align_backward.maps, (grad, *where, *pool, *sizes, 2, True))

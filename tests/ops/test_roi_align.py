@@ -1,10 +1,12 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
 import torchvision
 
 from detlite.ops import roi_align
-from detlite.ops.dispatch import compute_dtype
+from detlite.ops.dispatch import compute_dtype, use_fallback_ops
 from tests.ops.oracles import roi_align as oracle
 from tests.ops.roi_cases import (
     DTYPES,
@@ -116,14 +118,28 @@ def test_invalid_sampling_ratio():
     [
         (0, torch.zeros(2, 3, 7, 6), "grad must have shape"),
         (1, torch.zeros(2, 5).double(), "rois must be float32 for float32 grad, got float64"),
-        (5, -1, "batch_size must be from 0"),
-        (7, -1, "height must be from 0"),
-        (8, 2**40, "width must be from 0"),
+        (6, -1, "batch_size must be from 0"),
+        (8, [-1], "height must be from 0"),
+        (9, [2**40], "width must be from 0"),
     ],
 )
 def test_invalid_backward_arguments_are_named(index, value, message):
-    arguments = [torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), 1.0, 7, 7, 1, 3, 5, 5, 2]
-    torch.ops.detlite.roi_align_backward(*arguments)
+    tensors = torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), torch.zeros(2).long()
+    arguments = [*tensors, [1.0], 7, 7, 1, 3, [5], [5], 2, False]
+    torch.ops.detlite.roi_align_backward.maps(*arguments)
     arguments[index] = value
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.detlite.roi_align_backward(*arguments)
+        torch.ops.detlite.roi_align_backward.maps(*arguments)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_fallback_takes_fewer_samples_of_huge_rois(monkeypatch, aligned):
+    x, boxes = features(), torch.cat([ordinary_rois(9), odd_rois()[:3]])
+    expected = roi_align(x, boxes, 3, 0.25, 0, aligned)
+    monkeypatch.setattr(sys.modules["detlite.ops.roi_align"], "_MAX_SAMPLES", 40)
+    with use_fallback_ops():
+        actual = roi_align(x, boxes, 3, 0.25, 0, aligned)
+    cells = ((boxes[:, 3:] - boxes[:, 1:3]) * 0.25).clamp(min=1).prod(dim=1)
+    assert 0 < (cells > 40).sum() < len(cells)
+    torch.testing.assert_close(actual[cells <= 40], expected[cells <= 40])
+    assert actual.isfinite().all()

@@ -13,6 +13,7 @@ from tests.ops.roi_cases import (
     features,
     odd_rois,
     ordinary_rois,
+    pool_on_one_map,
 )
 
 
@@ -25,7 +26,7 @@ def test_forward_matches_oracle(device, dtype, layout, channels):
     input = features(dtype, layout, (2, channels, 11, 13)).to(device)
     rois = torch.cat([ordinary_rois(8), odd_rois()]).to(device, compute_dtype(dtype))
 
-    output, argmax = torch.ops.detlite.roi_pool_forward(input, rois, 0.25, 3, 4)
+    output, argmax = pool_on_one_map(input, rois, 0.25, (3, 4))
 
     expected, cells = oracle(as_numpy(input), as_numpy(rois), (3, 4), 0.25)
     assert output.dtype == dtype
@@ -33,8 +34,7 @@ def test_forward_matches_oracle(device, dtype, layout, channels):
     np.testing.assert_array_equal(as_numpy(output), expected)
     np.testing.assert_array_equal(argmax.cpu().numpy(), cells)
 
-    arguments = input, rois, 0.25, 3, 4
-    maxima, nothing = torch.ops.detlite.roi_pool_forward(*arguments, need_argmax=False)
+    maxima, nothing = pool_on_one_map(input, rois, 0.25, (3, 4), need_argmax=False)
     assert torch.equal(maxima, output)
     assert nothing.shape == (0,)
     assert nothing.dtype == torch.int32
@@ -85,7 +85,7 @@ def test_nan_is_the_maximum(device):
 def test_all_negative_infinity_has_an_argmax(device):
     input = torch.full((1, 3, 2, 2), -torch.inf, device=device)
     rois = torch.tensor([[0.0, 0, 0, 1, 1]], device=device)
-    output, argmax = torch.ops.detlite.roi_pool_forward(input, rois, 1.0, 1, 1)
+    output, argmax = pool_on_one_map(input, rois, 1.0, (1, 1))
     assert (output == -torch.inf).all()
     assert (argmax == 0).all()
 
@@ -101,6 +101,7 @@ def test_all_negative_infinity_has_an_argmax(device):
 )
 def test_invalid_argmax_is_rejected(argmax, message):
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.detlite.roi_pool_backward(
-            torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), argmax, 1.0, 7, 7, 1, 3, 5, 5
-        )
+        torch.ops.detlite.roi_pool_backward.maps(
+            torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), torch.zeros(2).long(), argmax,
+            [1.0], 7, 7, 1, 3, [5], [5],
+        )  # fmt: skip

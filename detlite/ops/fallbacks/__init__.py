@@ -1,1 +1,0 @@
-"""Fallbacks of the operators for devices without compiled kernels (`detlite.ops.dispatch`)."""
