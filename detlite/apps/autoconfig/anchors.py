@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .dataset_facts import DatasetFacts, Reasoned, Values, resize_factors
+from .dataset_facts import DatasetFacts, Rules, Values, resize_factors
 
 _LEVELS = 5
 _STRIDE = 4  # of the finest level
@@ -18,30 +18,21 @@ Anchors = tuple[list[Any], list[float], float]  # see `choose_anchors`
 _FACTORS = (2**0.5, 3.0)  # range of the ratio between the sizes of consecutive levels
 
 
-def sizes(facts: DatasetFacts, values: Values) -> Reasoned:
-    """Choose ANCHOR_SIZES."""
-    boxes, (chosen, _, fitted) = _fit(facts, values)
-    low, high = np.quantile(np.sqrt(boxes.prod(axis=1)), [0.05, 0.95])
-    return chosen, (
-        f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the network input; "
-        f"{fitted:.0%} of all objects have an IoU of at least 0.6 with an anchor shape"
-    )
-
-
-def ratios(facts: DatasetFacts, values: Values) -> Reasoned | None:
-    """Choose ASPECT_RATIOS; None for the usual ones."""
-    _, (_, chosen, _) = _fit(facts, values)
-    low, high = np.quantile(facts.train.ratios, [0.05, 0.95])
-    reason = f"height / width of nine in ten objects is {low:.2f} to {high:.2f}"
-    return None if chosen == _RATIOS else (chosen, reason)
-
-
-def _fit(facts: DatasetFacts, values: Values) -> tuple[np.ndarray, Anchors]:
-    """Return the (width, height) of objects in the input of evaluations, [N, 2], and anchors."""
+def rules(facts: DatasetFacts, values: Values) -> Rules:
+    """Choose the sizes of anchors, and their ratios unless the usual ones fit."""
     train = facts.train
     factors = resize_factors(train, values["INPUT.MIN_SIZE_TEST"], values["INPUT.MAX_SIZE_TEST"])
     boxes = train.boxes[:, 2:] * factors[train.owners, None]
-    return boxes, choose_anchors(boxes, train.labels)
+    sizes, ratios, fitted = choose_anchors(boxes, train.labels)
+    low, high = np.quantile(np.sqrt(boxes.prod(axis=1)), [0.05, 0.95])
+    yield ("MODEL.RPN.ANCHOR_SIZES", sizes,
+           f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the network "
+           f"input; {fitted:.0%} of all objects have an IoU of at least 0.6 with an anchor "
+           "shape")  # fmt: skip
+    if ratios != _RATIOS:
+        low, high = np.quantile(train.ratios, [0.05, 0.95])
+        reason = f"height / width of nine in ten objects is {low:.2f} to {high:.2f}"
+        yield "MODEL.RPN.ASPECT_RATIOS", ratios, reason
 
 
 def choose_anchors(boxes: np.ndarray, labels: np.ndarray) -> Anchors:

@@ -22,8 +22,8 @@ from detlite.distributed import all_gather_objects, is_main, world_size
 
 from . import time_budget
 from .dataset_facts import BASE, Choice, DatasetFacts, Values
-from .rules import choose, keypoints, masks
-from .simulation import simulate
+from .rules import choose
+from .simulation import lost_objects
 from .statistics import DatasetStatistics, compute_statistics
 
 Progress = Callable[[str], None]
@@ -117,15 +117,14 @@ def config_for(
 
     facts = time_budget.fit_to_minutes(facts, values, step_timer, progress)
     choices = choose(facts, values)
-    for key, rule, count in (
-        ("MODEL.MASK_ON", masks, facts.train.with_masks),
-        ("MODEL.KEYPOINT_ON", keypoints, facts.train.with_keypoints),
-    ):
-        is_on, reason = rule(facts, values)
+    train = facts.train
+    for head, count in (("MASK", train.with_masks), ("KEYPOINT", train.with_keypoints)):
+        (is_on, reason), key = facts.head(head), f"MODEL.{head}_ON"
         if count and not is_on and key not in opts[::2]:
             progress(f"{key} is False: {reason}")
     cfg = build(choices)
-    progress(simulate(cfg, facts))
+    if lost := lost_objects(cfg, facts):
+        progress("\n".join(lost))
     return cfg, choices, facts
 
 

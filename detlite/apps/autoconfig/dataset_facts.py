@@ -1,6 +1,6 @@
 """Inputs and outputs of the rules."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,13 +43,9 @@ class DatasetFacts:
 
     def adapted(self, values: "Values") -> "DatasetFacts":
         """Return the facts about training with INPUT.MIN_AREA and INPUT.TILE of `values`."""
-        min_area, side = (values.get(key, 0) for key in ADAPTING_KEYS)
-
-        def adapt(part: DatasetStatistics) -> DatasetStatistics:
-            part = part.select(part.areas >= min_area) if min_area else part
-            return part.tiled(side) if side else part
-
-        return replace(self, train=adapt(self.train), val=self.val and adapt(self.val))
+        area, side = values.get("INPUT.MIN_AREA", 0), values.get("INPUT.TILE", 0)
+        train, *val = (part.select(part.areas >= area).tiled(side) for part in self.sets)
+        return replace(self, train=train, val=val[0] if val else None)
 
     @property
     def device(self) -> str:
@@ -71,16 +67,28 @@ class DatasetFacts:
     @property
     def masks(self) -> bool:
         """True if at least half of the objects have a mask, and some in every set."""
-        counts = [part.with_masks for part in self.sets]
-        return all(counts) and 2 * sum(counts) >= sum(len(part.boxes) for part in self.sets)
+        return self.head("MASK")[0]
 
     @property
     def keypoints(self) -> bool:
         """True if one in ten objects of the categories with keypoints has them."""
-        labeled = sum(part.with_keypoints for part in self.sets)
-        objects = sum(part.keypoint_objects for part in self.sets)
-        named = self.train.with_keypoints and all(part.keypoints for part in self.sets)
-        return bool(named and 10 * labeled >= objects)
+        return self.head("KEYPOINT")[0]
+
+    def head(self, name: str) -> tuple[bool, str]:
+        """Return if there are enough objects for the head, "MASK" or "KEYPOINT", and the reason."""
+        if name == "MASK":
+            counts = [(part.with_masks, len(part.boxes)) for part in self.sets]
+            usable, factor = all(count for count, _ in counts), 2
+            text = "have a mask; half of all objects, and some of both sets, need one"
+        else:
+            counts = [(part.with_keypoints, part.keypoint_objects) for part in self.sets]
+            usable = bool(counts[0][0]) and all(part.keypoints for part in self.sets)
+            factor, text = 10, "have labeled keypoints; one in ten of all objects needs them"
+        labeled, objects = np.sum(counts, axis=0)
+        fewest = min(counts, key=lambda pair: pair[0] / max(pair[1], 1))
+        images = "training" if fewest == counts[0] else "evaluation"
+        text = f"{fewest[0]} of {fewest[1]} objects in the {images} images {text}"
+        return usable and bool(factor * labeled >= objects), text
 
 
 @dataclass(frozen=True)
@@ -93,9 +101,7 @@ class Choice:
 
 
 Values = Mapping[str, Any]  # of config keys
-Reasoned = tuple[Any, str]  # a value and its reason
-# Keys that change which objects and images are trained, see `DatasetFacts.adapted`.
-ADAPTING_KEYS = ("INPUT.MIN_AREA", "INPUT.TILE")
+Rules = Iterator[tuple[str, Any, str]]  # keys, values and reasons; "": as for the previous key
 
 
 def resize_factors(statistics: DatasetStatistics, short: float, longest: float) -> np.ndarray:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from .dataset_facts import DatasetFacts, Reasoned, Values, resize_factors
+from .dataset_facts import DatasetFacts, Rules, Values, resize_factors
 from .statistics import DatasetStatistics
 
 _STEP = 32  # pixels: network inputs are padded to multiples of it
@@ -29,16 +29,15 @@ _FEW_AREAS = 20  # fewer objects have no distribution
 _MAX_SPECKS, _GAP, _SPECK_RATIO = 0.4, 0.1, 16
 
 
-def min_area(facts: DatasetFacts, _: Values) -> Reasoned | None:
-    """Choose INPUT.MIN_AREA: the area that only specks are below, if there are any."""
+def min_area(facts: DatasetFacts) -> Rules:
+    """Choose the area that only specks are below, if there are any."""
     train = facts.train
-    if not (area := speck_area(train.areas, train.labels)):
-        return None
-    below, up_to_double = ((train.areas < limit).sum() for limit in (area, 2 * area))
-    return area, (
-        f"{below} of {len(train.areas)} objects have fewer pixels, {up_to_double - below} up to "
-        "twice as many: ignore these specks, which `detlite check` shows; set 0 to train on them"
-    )
+    if area := speck_area(train.areas, train.labels):
+        below, up_to_double = ((train.areas < limit).sum() for limit in (area, 2 * area))
+        yield ("INPUT.MIN_AREA", area,
+               f"{below} of {len(train.areas)} objects have fewer pixels, {up_to_double - below} "
+               "up to twice as many: ignore these specks, which `detlite check` shows; set 0 to "
+               "train on them")  # fmt: skip
 
 
 def speck_area(areas: np.ndarray, labels: np.ndarray) -> int:
@@ -66,11 +65,11 @@ def speck_area(areas: np.ndarray, labels: np.ndarray) -> int:
     return found[len(found) // 2] if found else 0
 
 
-def tile(facts: DatasetFacts, values: Values) -> Reasoned | None:
-    """Choose INPUT.TILE if the smallest objects would be too small in whole images."""
+def tiles(facts: DatasetFacts, values: Values) -> Rules:
+    """Choose tiles if the smallest objects would be too small in whole images."""
     train = facts.train
     if train.keypoints or values.keys() & {"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"}:
-        return None
+        return
     limit = _MAX_SIZE[facts.device]
     in_whole = train.sides * resize_factors(train, limit, _MAX_TRAIN_ASPECT * limit)[train.owners]
     small, objects, _ = _small_objects(train, train.sides)
@@ -85,19 +84,14 @@ def tile(facts: DatasetFacts, values: Values) -> Reasoned | None:
     short, longest = np.median(sizes.min(axis=1)), np.median(sizes.max(axis=1))
     length = short if longest <= _MAX_TRAIN_ASPECT * short else longest
     if small * scale < _TILE_GAIN * small_in_whole or side * _MIN_TILES > length:
-        return None
+        return
     whole = int((train.tiled(side).sizes.max(axis=1) > side).sum())
-    return side, (
-        f"{objects} have sides below {small:.0f} pixels, and {small_in_whole:.0f} in an image of "
-        f"{longest:.0f}x{short:.0f} pixels resized to {limit}. An epoch comprises all tiles of all "
-        f"images, and {whole} whole images, for objects too large for tiles"
-    )
-
-
-def test_tile(facts: DatasetFacts, values: Values) -> Reasoned | None:
-    """Choose TEST.TILE, before INPUT.TILE makes tiles the training images."""
-    side, _ = tile(facts, values) or (None, "")
-    return side and (side, "detect in tiles of the same scale and in the whole image")
+    yield "TEST.TILE", side, "detect in tiles of the same scale and in the whole image"
+    yield ("INPUT.TILE", side,
+           f"{objects} have sides below {small:.0f} pixels, and {small_in_whole:.0f} in an image "
+           f"of {longest:.0f}x{short:.0f} pixels resized to {limit}. An epoch comprises all tiles "
+           f"of all images, and {whole} whole images, for objects too large for "
+           "tiles")  # fmt: skip
 
 
 def _small_objects(train: DatasetStatistics, sides: np.ndarray) -> tuple[float, str, np.ndarray]:
@@ -114,8 +108,26 @@ def _small_objects(train: DatasetStatistics, sides: np.ndarray) -> tuple[float, 
     return small, objects, np.flatnonzero(sides <= small)
 
 
-def test_size(facts: DatasetFacts, values: Values) -> Reasoned:
-    """Choose INPUT.MIN_SIZE_TEST, in which small objects have enough pixels."""
+def sizes(facts: DatasetFacts, values: Values) -> Rules:
+    """Choose the sizes of images in training and evaluation."""
+    yield "INPUT.MIN_SIZE_TEST", *_test_size(facts, values)
+    size = values["INPUT.MIN_SIZE_TEST"]
+    around = {max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)}
+    yield "INPUT.MIN_SIZE_TRAIN", sorted(around), "sizes around the test size, for variation"
+    images = facts.train.sizes
+    aspect = float(np.quantile(images.max(axis=1) / images.min(axis=1), 0.99))
+    longest = _round_up(min(aspect, _MAX_TRAIN_ASPECT) * max(values["INPUT.MIN_SIZE_TRAIN"]))
+    reason = "the long side of 99 % of the images, at most 2.5 times the short one"
+    yield "INPUT.MAX_SIZE_TRAIN", longest, reason
+    longest = values["INPUT.MAX_SIZE_TRAIN"]
+    if aspect * size <= longest:  # otherwise reduced as in training, so objects keep their size
+        longest = max(longest, _MAX_TEST_ASPECT * size)
+    reason = "objects in new images of up to 5 times their short side keep their scale"
+    yield "INPUT.MAX_SIZE_TEST", longest, reason
+
+
+def _test_size(facts: DatasetFacts, values: Values) -> tuple[int, str]:
+    """Return a size in which small objects have enough pixels, and the reason."""
     if sizes := values.get("INPUT.MIN_SIZE_TRAIN"):
         return sorted(sizes)[len(sizes) // 2], "the median of the training sizes"
     train, maximum = facts.train, _MAX_SIZE[facts.device]
@@ -140,30 +152,6 @@ def test_size(facts: DatasetFacts, values: Values) -> Reasoned:
         reason += f". {lost:.0%} of the objects are then smaller than {TINY} pixels and will hardly"
         reason += " be detected: INPUT.TILE, which cuts images into tiles, would help more"
     return size, reason
-
-
-def train_sizes(_: DatasetFacts, values: Values) -> list[int]:
-    """Choose INPUT.MIN_SIZE_TRAIN: sizes around the test size."""
-    size = values["INPUT.MIN_SIZE_TEST"]
-    return sorted({max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)})
-
-
-def max_train_size(facts: DatasetFacts, values: Values) -> int:
-    """Choose INPUT.MAX_SIZE_TRAIN."""
-    return _round_up(min(_aspect(facts), _MAX_TRAIN_ASPECT) * max(values["INPUT.MIN_SIZE_TRAIN"]))
-
-
-def max_test_size(facts: DatasetFacts, values: Values) -> int:
-    """Choose INPUT.MAX_SIZE_TEST."""
-    size, longest = values["INPUT.MIN_SIZE_TEST"], values["INPUT.MAX_SIZE_TRAIN"]
-    if _aspect(facts) * size > longest:
-        return longest  # reduced as in training, so that objects keep their size
-    return max(longest, _MAX_TEST_ASPECT * size)
-
-
-def _aspect(facts: DatasetFacts) -> float:
-    sizes = facts.train.sizes
-    return float(np.quantile(sizes.max(axis=1) / sizes.min(axis=1), 0.99))
 
 
 def _round_up(value: float) -> int:

@@ -1,14 +1,12 @@
 """Simulate how a config trains the objects of a dataset: tiles, image size, anchors.
 
-The rules look at most objects. This shows what happens to each category and size of objects.
+The rules look at most objects. This finds the categories and sizes of objects that they miss.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 from yacs.config import CfgNode
-
-from detlite.apps.doctor.machine import aligned
 
 from .anchors import MIN_IOU, best_overlaps
 from .dataset_facts import DatasetFacts, resize_factors
@@ -17,14 +15,13 @@ from .statistics import DatasetStatistics
 
 _SIDES = {0: "below 32 pixels", 32: "32 to 96 pixels", 96: "above 96 pixels"}  # as in COCO
 _SCALE_CHANGE = 1.5  # between training and evaluation, from which fewer objects are detected
-_MAX_CATEGORIES = 12  # listed ones
+_MAX_PROBLEMS = 20  # listed ones
 # Fewer objects of a size, unlike those of a category, are no problem.
 _MIN_FRACTION, _MIN_OBJECTS = 0.01, 10
-_HEADER = ["", "objects", "trained", "trained at", "evaluated at", "fit an anchor"]
 
 
-def simulate(cfg: CfgNode, facts: DatasetFacts) -> str:
-    """Describe for each category and size how a config trains the objects, and what is lost."""
+def lost_objects(cfg: CfgNode, facts: DatasetFacts) -> list[str]:
+    """Describe the categories and sizes of objects that a config does not train or detect."""
     train, inputs = facts.train, cfg.INPUT
     size = sorted(inputs.MIN_SIZE_TRAIN)[len(inputs.MIN_SIZE_TRAIN) // 2]
     factors = _input_factors(train, inputs.TILE, size, inputs.MAX_SIZE_TRAIN)
@@ -40,43 +37,23 @@ def simulate(cfg: CfgNode, facts: DatasetFacts) -> str:
         for name, count, _ in (facts.val.categories if facts.val else ())
         if count and name not in shown
     ]
-    rows = [_HEADER]
-    for name, group, min_count in _groups(train):
+    groups = [(name, train.labels == number, 1.0) for number, name in enumerate(train.names)]
+    few = max(_MIN_FRACTION * len(train.boxes), _MIN_OBJECTS)
+    sizes = np.digitize(train.sides, [*_SIDES]) - 1
+    groups += [(name, sizes == size, few) for size, name in enumerate(_SIDES.values())]
+    for name, group, min_count in groups:
         count, used = int(group.sum()), group & trained
-        cells = [name, str(count), str(used.sum()), "", "", ""]
-        if used.any():
-            ranges = (np.quantile(values[used], [0.05, 0.95]) for values in (sides, test_sides))
-            cells[3:] = [f"{low:.0f} to {high:.0f}" for low, high in ranges]
-            cells.append(f"{fitting[used].mean():.0%}")
-        rows.append(cells)
         if count >= min_count:
             found = _problems(count, sides[used], test_sides[used], fitting[used])
             problems += (f"{name}: {problem}" for problem in found)
-    title = "objects of the training images (sides in pixels of the network input):"
-    return "\n".join([title, *(f"  {line}" for line in aligned(rows)), *problems])
-
-
-def _groups(train: DatasetStatistics) -> Iterator[tuple[str, np.ndarray, float]]:
-    """Yield the name, the objects as bool [N], and the least number that may be a problem.
-
-    The categories with the fewest objects are listed first.
-    """
-    counts = [count for _, count, _ in train.categories]
-    numbers = sorted((k for k, count in enumerate(counts) if count), key=counts.__getitem__)
-    for number in numbers[:_MAX_CATEGORIES]:
-        yield train.names[number], train.labels == number, 1
-    if rest := numbers[_MAX_CATEGORIES:]:
-        yield f"{len(rest)} more categories", np.isin(train.labels, rest), 1
-    few = max(_MIN_FRACTION * len(train.boxes), _MIN_OBJECTS)
-    sizes = np.digitize(train.sides, [*_SIDES]) - 1
-    for size, name in enumerate(_SIDES.values()):
-        if (group := sizes == size).any():
-            yield name, group, few
+    if more := problems[_MAX_PROBLEMS:]:
+        problems[_MAX_PROBLEMS:] = [f"and {len(more)} more"]
+    return problems
 
 
 def _input_factors(train: DatasetStatistics, tile: int, short: int, longest: int) -> np.ndarray:
     """Return the factor by which each object is resized, float64 [N]."""
-    images = train.tiled(tile) if tile else train
+    images = train.tiled(tile)
     return resize_factors(images, short, longest)[images.owners]
 
 

@@ -108,8 +108,10 @@ class DatasetStatistics:
         """Return the statistics of tiles of this side without overlap, and of whole images.
 
         An object belongs to the tile of its center, or to its image if no tile shows enough of it,
-        see `TrainingTiles.exceeding`.
+        see `TrainingTiles.exceeding`. A side of 0 means no tiles.
         """
+        if not side:
+            return self
         tiles, exceeding = TrainingTiles(side), np.zeros(len(self.boxes), bool)
         corners = torch.from_numpy(self.boxes + np.pad(self.boxes[:, :2], ((0, 0), (2, 0))))
         order = np.argsort(self.owners, kind="stable")

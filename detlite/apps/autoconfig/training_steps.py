@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from .dataset_facts import DatasetFacts, Reasoned, Values, resize_factors
+from .dataset_facts import DatasetFacts, Rules, Values, resize_factors
 
 # Pixels per batch. Short trainings with many small steps reached higher AP than with few large
 # steps of the same number of images (docs/training.md). On a CPU they also take no longer, but a
@@ -43,8 +43,8 @@ def input_pixels(facts: DatasetFacts, values: Values) -> float:
     return float(np.median(facts.train.sizes.prod(axis=1) * factors**2))
 
 
-def batch_size(facts: DatasetFacts, values: Values) -> Reasoned:
-    """Choose SOLVER.IMS_PER_BATCH."""
+def batch_size(facts: DatasetFacts, values: Values) -> tuple[int, str]:
+    """Return the number of images per step, and the reason."""
     machine, processes = facts.machine, facts.processes
     if facts.single_images:
         return processes, "one image, because more steps gain more than larger ones in a short time"
@@ -65,7 +65,7 @@ def batch_size(facts: DatasetFacts, values: Values) -> Reasoned:
     return size, reason + f"; for each of {processes} processes" * (processes > 1)
 
 
-def recommended_steps(facts: DatasetFacts, values: Values) -> Reasoned:
+def recommended_steps(facts: DatasetFacts, values: Values) -> tuple[int, str]:
     """Return the number of steps that training should have, and why."""
     count, pretrained = _train_images(facts, values), bool(values.get("MODEL.WEIGHT"))
     size, unit = values["SOLVER.IMS_PER_BATCH"], "tiles" if facts.train.tiles else "images"
@@ -88,65 +88,43 @@ def steps_for_images(count: int, size: int, pretrained: bool, device: str) -> tu
     return math.ceil(steps / 10) * 10, min_steps
 
 
-def planned_steps(facts: DatasetFacts, values: Values) -> int | None:
-    """Return the number of steps of the run; None if only its minutes are known."""
-    if epochs := values.get("SOLVER.MAX_EPOCHS"):
-        return math.ceil(epochs * _train_images(facts, values) / values["SOLVER.IMS_PER_BATCH"])
-    if steps := values.get("SOLVER.MAX_ITER"):
-        return int(steps)
-    if facts.minutes and facts.step_seconds:
-        return max(int(facts.minutes[0] * 60 / facts.step_seconds), 1)
-    return None if values.get("SOLVER.MAX_MINUTES") else recommended_steps(facts, values)[0]
-
-
-def has_length(values: Values) -> bool:
-    """Return True if the number of steps or epochs is already decided."""
-    return bool(values.get("SOLVER.MAX_EPOCHS") or values.get("SOLVER.MAX_ITER"))
-
-
-def minutes(facts: DatasetFacts, values: Values) -> Reasoned | None:
-    """Choose SOLVER.MAX_MINUTES, if steps were timed for it."""
-    if has_length(values) or not (facts.minutes and facts.step_seconds):
-        return None
+def length(facts: DatasetFacts, values: Values) -> Rules:
+    """Choose the length of the run, its warm-up, evaluations and checkpoints."""
     recommended, reason = recommended_steps(facts, values)
-    return facts.minutes[0], (
-        f"as requested: about {planned_steps(facts, values)} steps of {facts.step_seconds:.2g} "
-        f"seconds, including loading, of {recommended} recommended ones ({reason}). "
-        f"{facts.minutes[1]}"
+    epochs, steps, batch = (
+        values.get(f"SOLVER.{key}") for key in ("MAX_EPOCHS", "MAX_ITER", "IMS_PER_BATCH")
     )
-
-
-def warmup(facts: DatasetFacts, values: Values) -> int:
-    """Choose SOLVER.WARMUP_ITERS; at least one step of a run of a few minutes."""
-    steps = planned_steps(facts, values) or 0
-    return min(100, max(steps // 10, int(not has_length(values))))
-
-
-def evaluations(facts: DatasetFacts, values: Values) -> tuple[int, float]:
-    """Return the number of evaluations in a run, and the fraction of its time for each of them."""
-    steps = planned_steps(facts, values)
-    if facts.val is None or steps is None:
-        return 0, 0.0
-    # Inference takes about a third of the time of training on an image.
-    fraction = facts.val.images / (3 * steps * values["SOLVER.IMS_PER_BATCH"])
-    return min(int(_EVALUATION_TIME / fraction), _MAX_EVALUATIONS), fraction
-
-
-def test_period(facts: DatasetFacts, values: Values) -> Reasoned | None:
-    """Choose SOLVER.TEST_PERIOD; None without an evaluation set, or if the steps are unknown."""
-    steps = planned_steps(facts, values)
-    if facts.val is None or steps is None:
-        return None
-    count, fraction = evaluations(facts, values)
-    images = f"{facts.val.images} images take about"
+    by_minutes = not (epochs or steps) and bool(values.get("SOLVER.MAX_MINUTES"))
+    if epochs:
+        steps = math.ceil(epochs * _train_images(facts, values) / batch)
+    elif facts.minutes and facts.step_seconds and not steps:
+        by_minutes, (minutes, timed) = True, facts.minutes
+        steps = max(int(minutes * 60 / facts.step_seconds), 1)
+        yield ("SOLVER.MAX_MINUTES", minutes,
+               f"as requested: about {steps} steps of {facts.step_seconds:.2g} seconds, including "
+               f"loading, of {recommended} recommended ones ({reason}). {timed}")  # fmt: skip
+    elif not steps and not by_minutes:
+        steps = recommended
+        yield "SOLVER.MAX_ITER", steps, reason
+    count = 0
+    if steps:
+        warmup = min(100, max(steps // 10, int(by_minutes)))
+        yield "SOLVER.WARMUP_ITERS", warmup, "a tenth of all steps, at most 100"
+    if steps and facts.val:
+        # Inference takes about a third of the time of training on an image.
+        fraction = facts.val.images / (3 * steps * batch)
+        count = min(int(_EVALUATION_TIME / fraction), _MAX_EVALUATIONS)
+        images = f"{facts.val.images} images take about"
+        if count < 2:
+            reason = f"evaluate only at the end: {images} {fraction:.0%} of the training time"
+            yield "SOLVER.TEST_PERIOD", 0, reason
+        else:
+            yield ("SOLVER.TEST_PERIOD", math.ceil(steps / count),
+                   f"{count} evaluations of {images} {count * fraction:.0%} of the training time; "
+                   "an interrupted run continues from the last one")  # fmt: skip
+        metric = "segm/AP" if values["MODEL.MASK_ON"] else "bbox/AP"
+        yield "SOLVER.BEST_METRIC", metric, "decides which evaluated model is model_best.pth"
     if count < 2:
-        return 0, f"evaluate only at the end: {images} {fraction:.0%} of the training time"
-    return math.ceil(steps / count), (
-        f"{count} evaluations of {images} {count * fraction:.0%} of the training time; an "
-        "interrupted run continues from the last one"
-    )
-
-
-def checkpoint_period(facts: DatasetFacts, values: Values) -> int:
-    """Choose SOLVER.CHECKPOINT_PERIOD for a run that is not evaluated before its end."""
-    return math.ceil((planned_steps(facts, values) or recommended_steps(facts, values)[0]) / 5)
+        reason = "a fifth of all steps, to continue interrupted runs"
+        yield "SOLVER.CHECKPOINT_PERIOD", math.ceil((steps or recommended) / 5), reason
+    yield "SOLVER.CHECKPOINTS_KEPT", 1, ""
