@@ -11,10 +11,9 @@ from detlite.structures.categories import CategoryMatch
 
 logger = logging.getLogger(__name__)
 
-# Layers with outputs for each class in their first dimension.
-CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
-_BY_CLASS = re.compile(
-    r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fcn_logits)\.|^head\.cls_logits\."
+# Layers with outputs for each class in their first dimension. The order is known of named ones.
+CLASS_LAYERS = re.compile(
+    r"^roi_heads\..*\.predictor\.(?:(cls_score|bbox_pred|mask_fcn_logits)\.)?|^head\.(cls_logits)\."
 )
 
 
@@ -38,9 +37,10 @@ def transfer_classes(
     anchors = len(target.get("head.bbox_pred.bias", ())) // 4  # of a cell of RetinaNet
     for name in source.keys() & target.keys():
         value, own = source[name], target[name]
-        if not (layer := _BY_CLASS.match(name)) or name.startswith(agnostic):
+        layer = CLASS_LAYERS.match(name)
+        if not layer or not layer.lastindex or name.startswith(agnostic):
             continue
-        groups = anchors if layer[0].startswith("head.") else 1  # of classes
+        groups = anchors if layer[2] else 1  # of classes
         rows = 4 if layer[1] == "bbox_pred" else 1  # per class
         if not groups or own.shape[1:] != value.shape[1:]:
             continue

@@ -23,12 +23,7 @@ _BY_START: tuple[tuple[str, str, str], ...] = (
     (r"\A\x08[\x01-\x20][\x12\x1a\x22\x28\x32\x3a\x42]", "an ONNX model", _USE_EXPORTED),
     (r"\A(\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|Rar!|\x28\xb5\x2f\xfd)", "a compressed archive",
      _UNPACK),
-    (r"\A(\x89PNG|\xff\xd8\xff|GIF8|II\*\0|MM\0\*|RIFF....WEBP)", "an image",
-     "pass it as the input, and a checkpoint as the weights"),
     (r"\A\s*<(\?xml|net)\b", "an XML file, such as from OpenVINO", _USE_EXPORTED),
-    (r"\A\s*[{[]\s*[\"{[]", "a JSON file", "name the file of weights"),
-    (r"\A[^\n]+\.(pth|pt|pkl|safetensors)\s*\Z", "a text file that names a checkpoint",
-     "load {text}"),
     (r"\A[\t\n\r -~]{4,}\Z", "a text file, such as a config",
      "name the file of weights; commands that need a config take it as --config"),
 )  # fmt: skip
@@ -61,6 +56,6 @@ def explain_kind(path: Path) -> str:
             return ""
     for pattern, kind, advice in table:
         if re.search(pattern, text, re.DOTALL | re.MULTILINE):
-            advice = advice.format(name=path.name, text=text.strip())
+            advice = advice.format(name=path.name)
             return f"it is {kind}: {advice}" if kind else ""
     return ""

@@ -30,8 +30,8 @@ _MAX_REPEATED = 1 << 24  # values of a tensor that are more than its bytes, by s
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
 TIMM_PREFIX = "backbone.body.net."  # of the names of a timm backbone in a detector
 
-# Converters of the content of a file, its path, and the name of a framework if it is known.
-CONVERTERS: Registry[Callable[[Any, Path, str | None], "Checkpoint"]] = Registry(
+# Converters of the content of a file, the name of a framework if it is known, and the path.
+CONVERTERS: Registry[Callable[[Any, str | None, Path], "Checkpoint"]] = Registry(
     "converter of checkpoints", on_demand={"state dict": "detlite.conversion.convert"}
 )
 
@@ -106,7 +106,7 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
 
     Args:
         path: the file.
-        source: the framework, a name in `conversion.checkpoint_source.SOURCES`; None: recognized by
+        source: the framework, a name in `conversion.convert.SOURCES`; None: recognized by
             the names of the weights.
 
     Raises:
@@ -121,7 +121,7 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
             state = as_tensors(content["model"])
             checkpoint = Checkpoint(path, state, **read_fields(content, path))
         else:
-            checkpoint = CONVERTERS.get("state dict")(content, path, source)
+            checkpoint = CONVERTERS.get("state dict")(content, source, path)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not checkpoint.model:

@@ -168,18 +168,16 @@ def _select_entries(
     if backbone_only:
         source = _add_heads(source, target)
     # Batch counters are dropped if the norm is frozen now, and start at 0 if it was frozen before.
+    optional = (_TRAINING_STATE, _COUNTER)
     initial = {
         name: value
         for name, value in target.items()
-        if name == _TRAINING_STATE
-        or (name.endswith(_COUNTER) and name.removesuffix(_COUNTER) + ".running_mean" in source)
+        if name.endswith(optional)
+        and (name == _TRAINING_STATE or name.replace(_COUNTER, ".running_mean") in source)
     }
-    kept = {
-        name: value
-        for name, value in source.items()
-        if (training_state or name != _TRAINING_STATE)
-        and (name in target or not (name.endswith(_COUNTER) or name == _TRAINING_STATE))
-    }
+    kept = {n: value for n, value in source.items() if n in target or not n.endswith(optional)}
+    if not training_state:
+        kept.pop(_TRAINING_STATE, None)
     return initial | kept
 
 

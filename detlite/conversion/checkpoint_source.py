@@ -1,39 +1,12 @@
 """Description of a framework whose checkpoints are converted."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-
-from detlite.registry import Registry
-
-# Framework -> module that registers its source, and a pattern that matches the sorted weight names
-# of its files, one per line. In order of recognition. The models of timm have no common names.
-_FRAMEWORKS = {
-    "mmdetection": (
-        "mmdetection.source", r"^(neck\.(lateral|fpn)_convs|rpn_head|roi_head|bbox_head)\.",
-    ),
-    "torchvision": (  # the first layer and one of a ResNet, or of a MobileNetV3
-        "torchvision",
-        r"^(backbone\.body\.|)conv1\.weight$.*^\1layer1\.0\.conv1\.weight$"
-        r"|^(backbone\.body|features)\.0\.0\.weight$.*^\2\.16\.0\.weight$",
-    ),
-    "detectron2": (
-        "detectron2.source",
-        r"^(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.",
-    ),
-    "maskrcnn-benchmark": (
-        "maskrcnn_benchmark",
-        r"^(backbone\.body\.stem\.bn1\.weight$|rpn\.head\.0\.head\."
-        r"|roi_heads\.\w+\.feature_extractor\.head\.)",
-    ),
-    "caffe2": ("maskrcnn_benchmark", r"^conv1_w$"),
-    "efficientnet-pytorch": ("timm", r"^_blocks\.0\._bn1\.weight$.*^_conv_stem\.weight$"),
-    "timm": ("timm", r"(?!)"),
-}  # fmt: skip
 
 StateDict = dict[str, Tensor]
 RawStateDict = Mapping[str, Any]  # tensors or arrays, with the names of their framework
@@ -48,6 +21,7 @@ class CheckpointSource:
     """A framework, with the functions that convert its checkpoints.
 
     Attributes:
+        names: pattern that matches the sorted weight names of its files, one per line.
         rules: rename its weights to detlite's names.
         unused: pattern for names of weights that no model of detlite uses.
         adapt: (state, raw) -> state, changes the layout of a renamed state dict, possibly in place.
@@ -60,6 +34,7 @@ class CheckpointSource:
         class_names: content -> names of the labels 1, 2, ...; empty if unknown.
     """
 
+    names: str = r"(?!)"
     rules: RenameRules = field(default_factory=list)
     unused: str = r"(?!)"
     adapt: Callable[[StateDict, RawStateDict], StateDict] = lambda state, _raw: state
@@ -74,21 +49,6 @@ class CheckpointSource:
         unused = re.compile(f"{self.unused}|{_NOT_LAYERS}")
         used = {name: value for name, value in raw.items() if not unused.search(name)}
         return {rename(name, self.rules): value for name, value in used.items()}
-
-
-SOURCES: Registry[CheckpointSource] = Registry(
-    "framework",
-    {name: f"detlite.conversion.{module}" for name, (module, _) in _FRAMEWORKS.items()},
-)
-
-
-def recognize(names: Iterable[str]) -> str | None:
-    """Return the framework, a name in SOURCES, of a file with these weight names; None: unknown."""
-    text = "\n".join(sorted(names))
-    flags = re.MULTILINE | re.DOTALL
-    return next(
-        (n for n, (_, pattern) in _FRAMEWORKS.items() if re.search(pattern, text, flags)), None
-    )
 
 
 def rename(name: str, rules: RenameRules) -> str:

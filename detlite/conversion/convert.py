@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,9 +22,21 @@ from detlite.checkpoint.files import (
 )
 
 from .categories import categories_from_names, guess_categories
-from .checkpoint_source import SOURCES, StateDict, recognize
+from .checkpoint_source import RawStateDict, StateDict
+from .detectron2.source import DETECTRON2
+from .maskrcnn_benchmark import CAFFE2, MASKRCNN_BENCHMARK
+from .mmdetection.source import MMDETECTION
+from .timm import EFFICIENTNET, TIMM
+from .torchvision import TORCHVISION
 
 logger = logging.getLogger(__name__)
+
+# Frameworks in order of recognition.
+SOURCES = {
+    "mmdetection": MMDETECTION, "torchvision": TORCHVISION, "detectron2": DETECTRON2,
+    "maskrcnn-benchmark": MASKRCNN_BENCHMARK, "caffe2": CAFFE2,
+    "efficientnet-pytorch": EFFICIENTNET, "timm": TIMM,
+}  # fmt: skip
 
 _MAX_DEPTH = 8  # of containers in a file
 _MAX_PREFIXES = 16  # of a name; a small file may have names with 100,000 dots
@@ -60,46 +72,44 @@ class FoundStateDict(NamedTuple):
 
 
 @CONVERTERS.register("state dict")
-def read_content(content: Any, path: Path, source: str | None = None) -> Checkpoint:
+def convert(content: Any, source: str | None = None, path: Path = Path()) -> Checkpoint:
     """Convert the content of a file that detlite did not write, or that has a state dict only.
-
-    See `convert` for the arguments and errors.
-    """
-    state, container, prefix, others = unwrap(content)
-    if prefix.count(".") > 1 or others:
-        unused = f"; not used: {', '.join(others)}" if others else ""
-        logger.info("%s: uses the weights %s*%s", path, prefix, unused)
-    source = source or recognize(state)
-    if source is None:
-        checkpoint = Checkpoint(
-            path, as_tensors(state), prefix=prefix, **read_fields(container, path)
-        )
-    else:
-        checkpoint = convert(content, source, path)
-        logger.info("%s: converted from %s", path, source)
-        if any(name.startswith(TIMM_PREFIX) for name in checkpoint.model):
-            return checkpoint  # the names are already those of a timm backbone
-    return replace(checkpoint, timm_backbone=as_timm_backbone(state))
-
-
-def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
-    """Convert the content of a checkpoint.
 
     Args:
         content: see `unwrap`.
-        name: the framework, a name in SOURCES. Plain ResNets of timm have torchvision's names and
-            are converted like those.
+        source: the framework, a name in SOURCES; None: recognized by the names of the weights.
+            Plain ResNets of timm have torchvision's names and are converted like those.
         path: the file; some published models are recognised by its name or its content.
 
     Raises:
         ValueError: the content has no state dict of this framework, or detlite lacks the model.
     """
-    raw, container, *_ = unwrap(content)
-    if not raw:
+    raw, container, prefix, others = unwrap(content)
+    if prefix.count(".") > 1 or others:
+        unused = f"; not used: {', '.join(others)}" if others else ""
+        logger.info("%s: uses the weights %s*%s", path, prefix, unused)
+    recognized = recognize(raw)
+    if source is None or (source, recognized) == ("timm", "torchvision"):
+        source = recognized
+    if source is None:
+        fields = read_fields(container, path)
+        checkpoint = Checkpoint(path, as_tensors(raw), prefix=prefix, **fields)
+    elif raw:
+        checkpoint = _convert(raw, container, source, path)
+        logger.info("%s: converted from %s", path, source)
+    else:
         raise ValueError("contains no state dict: names and tensors or arrays")
-    if name == "timm" and recognize(raw) == "torchvision":
-        name = "torchvision"
-    source = SOURCES.get(name)
+    is_classifier = not any(name.startswith("backbone.") for name in raw)
+    is_renamed = any(name.startswith(TIMM_PREFIX) for name in checkpoint.model)
+    if is_renamed or not is_classifier or not all(isinstance(v, Tensor) for v in raw.values()):
+        return checkpoint
+    # The names of a classifier for a timm backbone.
+    return replace(checkpoint, timm_backbone={TIMM_PREFIX + name: raw[name] for name in raw})
+
+
+def _convert(raw: RawStateDict, container: dict[str, Any], name: str, path: Path) -> Checkpoint:
+    """Convert a state dict of the framework `name`; `container` has the entries next to it."""
+    source = SOURCES[name]
     state = _number_levels_from_zero(source.adapt(as_tensors(source.rename(raw)), raw))
     if all(key.startswith("backbone.body.") for key in state):
         return Checkpoint(path, state, backbone_only=True)
@@ -124,6 +134,13 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
         path, state, categories, yaml.safe_dump(config) if config else "", source.convention,
         override, source=name, stated=frozenset(stated),
     )  # fmt: skip
+
+
+def recognize(names: Iterable[str]) -> str | None:
+    """Return the framework, a name in SOURCES, of a file with these weight names; None: unknown."""
+    text, flags = "\n".join(sorted(names)), re.MULTILINE | re.DOTALL
+    matches = (name for name, source in SOURCES.items() if re.search(source.names, text, flags))
+    return next(matches, None)
 
 
 def unwrap(content: Any) -> FoundStateDict:
@@ -196,17 +213,6 @@ def _is_detlite_model(names: Collection[str]) -> bool:
         not parts.isdisjoint(("rpn", "roi_heads", "head"))
         or any(name.startswith("backbone.body.") for name in names)
     )
-
-
-def as_timm_backbone(raw: Mapping[str, Any]) -> StateDict:
-    """Rename the weights of a classifier for a timm backbone.
-
-    Empty if some are arrays, or belong to the backbone of a detector.
-    """
-    of_detector = any(name.startswith("backbone.") for name in raw)
-    if of_detector or not all(isinstance(value, Tensor) for value in raw.values()):
-        return {}
-    return {TIMM_PREFIX + name: value for name, value in raw.items()}
 
 
 def _number_levels_from_zero(state: StateDict) -> StateDict:

@@ -13,14 +13,7 @@ import torch
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.rpn.anchors import AnchorGenerator
 
-from .checkpoint_source import (
-    SOURCES,
-    CheckpointSource,
-    ConfigValues,
-    RawStateDict,
-    StateDict,
-    section,
-)
+from .checkpoint_source import CheckpointSource, ConfigValues, RawStateDict, StateDict, section
 from .infer_config import infer_config, is_retinanet
 
 _RULES = [
@@ -90,14 +83,14 @@ def _stored_anchors(raw: RawStateDict, retinanet: bool) -> ConfigValues:
     return {}
 
 
-MASKRCNN_BENCHMARK = SOURCES.register("maskrcnn-benchmark")(
-    CheckpointSource(
-        convention="maskrcnn-benchmark",
-        rules=_RULES,
-        unused=r"(^|\.)anchor_generator\.",
-        adapt=_adapt,
-        configure=_configure,
-    )
+MASKRCNN_BENCHMARK = CheckpointSource(
+    names=r"^(backbone\.body\.stem\.bn1\.weight$|rpn\.head\.0\.head\."
+    r"|roi_heads\.\w+\.feature_extractor\.head\.)",
+    convention="maskrcnn-benchmark",
+    rules=_RULES,
+    unused=r"(^|\.)anchor_generator\.",
+    adapt=_adapt,
+    configure=_configure,
 )
 
 _CAFFE2_RULES = [
@@ -158,12 +151,11 @@ def _adapt_caffe2(state: StateDict, raw: RawStateDict) -> StateDict:
     return state
 
 
-CAFFE2 = SOURCES.register("caffe2")(
-    CheckpointSource(
-        convention="maskrcnn-benchmark",
-        rules=_CAFFE2_RULES,
-        unused=_CAFFE2_UNUSED,
-        adapt=_adapt_caffe2,
-        configure=_configure,
-    )
+CAFFE2 = CheckpointSource(
+    names=r"^conv1_w$",
+    convention="maskrcnn-benchmark",
+    rules=_CAFFE2_RULES,
+    unused=_CAFFE2_UNUSED,
+    adapt=_adapt_caffe2,
+    configure=_configure,
 )

@@ -10,15 +10,10 @@ import re
 
 from detlite.checkpoint.files import TIMM_PREFIX
 
-from .checkpoint_source import SOURCES, CheckpointSource, RawStateDict, StateDict, rename
+from .checkpoint_source import CheckpointSource, RawStateDict, StateDict, rename
 
-TIMM = SOURCES.register("timm")(
-    CheckpointSource(
-        # Its models have no names in common, so the user must name this source.
-        rules=[(r"^", TIMM_PREFIX)],
-    )
-)
-
+# Its models have no names in common, so the user must name this source.
+TIMM = CheckpointSource(rules=[(r"^", TIMM_PREFIX)])
 
 _EXPANDING = [
     (r"_expand_conv\.", "conv_pw."), (r"_bn0\.", "bn1."), (r"_depthwise_conv\.", "conv_dw."),
@@ -59,8 +54,7 @@ def _stage_and_block(raw: RawStateDict) -> dict[int, str]:
     return numbers
 
 
-EFFICIENTNET = SOURCES.register("efficientnet-pytorch")(
-    CheckpointSource(
-        adapt=_number_by_stage,
-    )
+EFFICIENTNET = CheckpointSource(
+    names=r"^_blocks\.0\._bn1\.weight$.*^_conv_stem\.weight$",
+    adapt=_number_by_stage,
 )

@@ -6,14 +6,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint_source import (
-    SOURCES,
-    CheckpointSource,
-    ConfigValues,
-    RawStateDict,
-    StateDict,
-    section,
-)
+from .checkpoint_source import CheckpointSource, ConfigValues, RawStateDict, StateDict, section
 from .infer_config import L1_RETINANET, infer_config, is_retinanet
 
 _RULES = [
@@ -131,11 +124,12 @@ def _published_name(path: Path) -> str:
     return ""
 
 
-TORCHVISION = SOURCES.register("torchvision")(
-    CheckpointSource(
-        convention="torchvision",
-        rules=_RULES,
-        configure=_configure,
-        unused=r"^(fc|classifier)\.",
-    )
+TORCHVISION = CheckpointSource(
+    # the first layer and one of a ResNet, or of a MobileNetV3
+    names=r"^(backbone\.body\.|)conv1\.weight$.*^\1layer1\.0\.conv1\.weight$"
+    r"|^(backbone\.body|features)\.0\.0\.weight$.*^\2\.16\.0\.weight$",
+    convention="torchvision",
+    rules=_RULES,
+    configure=_configure,
+    unused=r"^(fc|classifier)\.",
 )

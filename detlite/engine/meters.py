@@ -53,7 +53,8 @@ class Meters:
         raise NonFiniteLossError(
             f"iteration {iteration}: the loss is not finite ({listed}). Look at these images, "
             "lower SOLVER.BASE_LR, increase SOLVER.WARMUP_ITERS, clip gradients "
-            "(SOLVER.CLIP_GRAD_NORM) or set DTYPE bfloat16."
+            "(SOLVER.CLIP_GRAD_NORM) or set DTYPE bfloat16. Then resume the run from its last "
+            "checkpoint (--resume), or start it again if it has none"
         )
 
     def _first_problem(self, rows: list[list[float]]) -> tuple[int, str] | None:

@@ -34,15 +34,9 @@ from detlite.registry import Registry
 
 from .checkpointer import newest_checkpoint, resume_run, save_run
 from .environment import describe_environment
-from .evaluate import (
-    EMA_SUFFIX,
-    build_loss_dataset,
-    check_evaluation,
-    evaluate,
-    write_metrics,
-)
+from .evaluate import EMA_SUFFIX, build_loss_dataset, check_evaluation, evaluate, write_metrics
 from .hooks import build_hooks
-from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
+from .hooks.best_checkpoint import BestCheckpoint, store_score_threshold
 from .hooks.ema import ModelEMA
 from .hooks.metrics import MetricsWriter
 from .rng import seed_all
@@ -101,7 +95,6 @@ class TrainingRun(Trainer):
         self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
         self.hooks = [
             *([self.ema] if self.ema else []),
-            StoreScoreThreshold(),
             *build_hooks(cfg),
             *hooks,
             BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE),  # may be a metric of a hook
@@ -159,6 +152,7 @@ class TrainingRun(Trainer):
                         averaged = evaluate(*inputs, folder)
                     metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
             if self.test_sets:
+                store_score_threshold(self, metrics)
                 self.call_hooks("after_evaluation", metrics)
         for suffix, place in (("", self.output_dir), (EMA_SUFFIX, folder)):
             names = [one.name for one in self.test_sets if one.name + suffix in metrics]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.errors import NonFiniteLossError
 from detlite.modeling.detection_model import DetectionModel
 
 from .meters import Meters
@@ -153,8 +152,14 @@ class Trainer:
             StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
         """
         self.meters, self.signals, schedule = Meters(), StopSignals(), self.schedule
-        with ExitStack() as self._closing, self._naming_last_checkpoint():
-            self._start(has_final_checkpoint)
+        with ExitStack() as closing:
+            for hook in self.hooks:
+                if hook is self.hooks[-1]:  # removes metrics that will be written again
+                    schedule.start(self.iteration, has_final_checkpoint)
+                    if schedule.first_save_due():
+                        self.save()
+                hook.before_train()
+                closing.callback(_close, hook)
             with self.signals:
                 if schedule.first_evaluation_due():
                     metrics = self.evaluate()
@@ -188,35 +193,10 @@ class Trainer:
             self.call_hooks("after_train")
         return metrics
 
-    def _start(self, has_final_checkpoint: bool) -> None:
-        """Call `before_train` of the hooks, and save a final checkpoint that is missing."""
-        *hooks, writer = self.hooks
-        for hook in hooks:
-            self._start_hook(hook)
-        self.schedule.start(self.iteration, has_final_checkpoint)
-        if self.schedule.first_save_due():
-            self.save()
-        self._start_hook(writer)  # removes metrics that will be written again
-
-    def _start_hook(self, hook: Hook) -> None:
-        hook.before_train()
-        self._closing.callback(_close, hook)
-
     def call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:
         """Call a method of all hooks."""
         for hook in self.hooks:
             getattr(hook, method)(*args)
-
-    @contextmanager
-    def _naming_last_checkpoint(self) -> Iterator[None]:
-        """Add the checkpoint to start from to the error of a non-finite loss."""
-        try:
-            yield
-        except NonFiniteLossError as error:
-            start = "start the run again"
-            if self.checkpoint.exists():
-                start = f"resume from {self.checkpoint}"
-            raise NonFiniteLossError(f"{error} Then {start}") from error
 
 
 def _close(hook: Hook) -> None:

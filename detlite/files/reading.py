@@ -5,9 +5,8 @@ import errno
 import os
 import stat
 import zipfile
-from io import TextIOWrapper
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
 from .errors import RefusedFileError
 
@@ -33,11 +32,6 @@ def open_file(path: Path, max_bytes: int | None = None) -> BinaryIO:
     """Open a regular file to read its bytes. Raises OSError, see `check_regular`."""
     check_regular(path, max_bytes)
     return path.open("rb")
-
-
-def open_text(path: Path, encoding: str = "utf-8") -> TextIO:
-    """Open a regular file to read its text line by line. Raises OSError, see `check_regular`."""
-    return TextIOWrapper(open_file(path), encoding, newline="")
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:

@@ -10,15 +10,10 @@ import yaml
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
-from detlite.checkpoint.loading import (
-    build_model_from_checkpoint,
-    load_weights,
-    read_weights,
-)
+from detlite.checkpoint.loading import build_model_from_checkpoint, load_weights, read_weights
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
-from detlite.conversion.checkpoint_source import recognize
-from detlite.conversion.convert import unwrap
+from detlite.conversion.convert import recognize, unwrap
 from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model
 from tests.conversion.recorded_state_dicts import state_dict

@@ -72,12 +72,13 @@ def test_pickled_objects_are_not_executed(toy, saved, tmp_path):
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("kept", [0, 1, 100, 2000, -1])
-def test_truncated_file(toy, saved, kept):
+def test_truncated_file(toy, saved):
     path = saved(toy.state_dict())
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(CheckpointError, match=r"w\.pth: is (empty|not .* truncated)"):
-        read_checkpoint(path)
+    data = path.read_bytes()
+    for kept in (0, 1, 100, 2000, -1):
+        path.write_bytes(data[:kept])
+        with pytest.raises(CheckpointError, match=r"w\.pth: is (empty|not .* truncated)"):
+            read_checkpoint(path)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_files_without_weights(saved, content):
 
 def test_fields_of_foreign_files_are_ignored(toy, saved):
     content = {"model": toy.state_dict(), "config": {"model": "other"}, "training": 3}
-    checkpoint = read_checkpoint(saved(content))
+    checkpoint = read_checkpoint(saved(content, "w.onnx"))  # the suffix does not matter
     assert (checkpoint.config, checkpoint.training) == ("", {})
 
 

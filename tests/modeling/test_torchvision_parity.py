@@ -16,7 +16,7 @@ from benchmarks.models.torchvision_baseline import (
     spread_scores,
     torchvision_model,
 )
-from detlite.conversion.checkpoint_source import SOURCES
+from detlite.conversion.convert import SOURCES
 from detlite.modeling.build import build_model
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
@@ -125,7 +125,7 @@ def check_step(ours, reference, images, targets) -> None:
         model.zero_grad()
         sum(losses.values()).backward()
     theirs = dict(reference.named_parameters())
-    names = SOURCES.get("torchvision").rename({name: name for name in reference.state_dict()})
+    names = SOURCES["torchvision"].rename({name: name for name in reference.state_dict()})
     for name, parameter in ours.named_parameters():
         expected = theirs[names[name]].grad
         # Relative to the whole tensor, because rounding turns single ReLUs on or off.

@@ -35,11 +35,11 @@ def run(args: Namespace) -> int:
     from detlite.checkpoint.loading import load_weights, resolve_checkpoint_path
     from detlite.checkpoint.stored_config import apply_convention, config_of
     from detlite.config import load_config
-    from detlite.conversion.checkpoint_source import SOURCES
+    from detlite.conversion.convert import SOURCES
     from detlite.modeling import build_model
 
     if args.source and args.source not in SOURCES:
-        raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES.names())}")
+        raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES)}")
     if not args.output.parent.is_dir():
         raise ConfigError(f"--output {args.output}: the folder {args.output.parent} does not exist")
     checkpoint = files.read_checkpoint(
@@ -48,7 +48,7 @@ def run(args: Namespace) -> int:
     if not (checkpoint.config or checkpoint.convention or checkpoint.backbone_only):
         raise CheckpointError(
             f"{args.weights}: no known framework uses such entry names; name the framework with "
-            f"--from ({', '.join(SOURCES.names())})"
+            f"--from ({', '.join(SOURCES)})"
         )
     opts = [*args.overrides, "MODEL.DEVICE", "cpu"]
     if not (args.config or checkpoint.config):  # a classifier or an FBNet

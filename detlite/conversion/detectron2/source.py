@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from detlite.conversion.checkpoint_source import (
-    SOURCES,
     CheckpointSource,
     ConfigValues,
     RawStateDict,
@@ -168,12 +167,11 @@ def _anchor_section(state: StateDict) -> str:
     return "MODEL.RETINANET" if is_retinanet(state) else "MODEL.RPN"
 
 
-DETECTRON2 = SOURCES.register("detectron2")(
-    CheckpointSource(
-        convention="detectron2",
-        rules=_RULES,
-        unused=_UNUSED,
-        adapt=_adapt,
-        configure=_configure,
-    )
+DETECTRON2 = CheckpointSource(
+    names=r"^(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.",
+    convention="detectron2",
+    rules=_RULES,
+    unused=_UNUSED,
+    adapt=_adapt,
+    configure=_configure,
 )

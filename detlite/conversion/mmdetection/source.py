@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from detlite.conversion.checkpoint_source import (
-    SOURCES,
     CheckpointSource,
     ConfigValues,
     RawStateDict,
@@ -106,12 +105,11 @@ def _class_names(content: Any) -> Sequence[str]:
     return names if valid else ()
 
 
-MMDETECTION = SOURCES.register("mmdetection")(
-    CheckpointSource(
-        convention="mmdetection",
-        rules=_RULES,
-        adapt=_adapt,
-        configure=_configure,
-        class_names=_class_names,
-    )
+MMDETECTION = CheckpointSource(
+    names=r"^(neck\.(lateral|fpn)_convs|rpn_head|roi_head|bbox_head)\.",
+    convention="mmdetection",
+    rules=_RULES,
+    adapt=_adapt,
+    configure=_configure,
+    class_names=_class_names,
 )

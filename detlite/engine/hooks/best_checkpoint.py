@@ -6,7 +6,6 @@ import shutil
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 from detlite.checkpoint.files import read_checkpoint, save_checkpoint
@@ -14,7 +13,7 @@ from detlite.config import ConfigError
 from detlite.distributed import all_gather_objects, is_main
 from detlite.engine.evaluate import EMA_SUFFIX, LOSS, measure
 from detlite.engine.run_files import AVERAGE_CHECKPOINT, BEST_CHECKPOINT, FINAL_CHECKPOINT
-from detlite.engine.trainer import Hook
+from detlite.engine.trainer import Hook, Trainer
 from detlite.evaluation.evaluators import predicted_kinds
 from detlite.evaluation.results import Results
 from detlite.files.atomic_write import atomic_path
@@ -44,25 +43,19 @@ class BestCheckpoint(Hook):
         self.value: float | None = None
         self.evaluations_since = 0
 
-    @property
-    def is_out_of_patience(self) -> bool:
-        """True if none of the last `patience` evaluations had a better value."""
-        return 0 < self._patience <= self.evaluations_since
-
     def before_train(self) -> None:
         if self._path and self.trainer.test_sets:
             self._check_metric()
         self._finish_without_patience()
 
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
-        self.update(metrics, self.trainer.checkpoint)
+        if self._path:
+            self._compare(metrics)
         if not self.trainer.schedule.is_last:
             self._finish_without_patience()
 
-    def update(self, metrics: dict[str, dict[str, Any]], checkpoint: Path) -> None:
-        """Compare an evaluation of `checkpoint` with the best one; every process calls it."""
-        if not self._path:
-            return
+    def _compare(self, metrics: dict[str, dict[str, Any]]) -> None:
+        """Compare an evaluation with the best one, and keep its checkpoint if it is better."""
         name, value = "/".join(self._path), self._value(metrics)
         if value is None:
             logger.warning(
@@ -76,12 +69,13 @@ class BestCheckpoint(Hook):
             return
         self.value, self.evaluations_since = float(value), 0
         if is_main():
+            checkpoint = self.trainer.checkpoint
             best = checkpoint.with_name(BEST_CHECKPOINT)
             if len(self._path) > 2 and self._path[0].endswith(EMA_SUFFIX):
                 average = find_average(self.trainer.hooks)
                 assert average is not None  # it has been evaluated
-                saved = replace(read_checkpoint(checkpoint), path=best, training={})
-                save_checkpoint(replace(saved, model=average.values), last=False)
+                changes = {"path": best, "model": average.values, "training": {}}
+                save_checkpoint(replace(read_checkpoint(checkpoint), **changes), last=False)
             else:
                 with atomic_path(best) as temporary:
                     shutil.copyfile(checkpoint, temporary)
@@ -94,7 +88,7 @@ class BestCheckpoint(Hook):
         self.value, self.evaluations_since = state["value"], state["evaluations_since"]
 
     def _finish_without_patience(self) -> None:
-        if self.is_out_of_patience:
+        if 0 < self._patience <= self.evaluations_since:
             logger.info(
                 "SOLVER.PATIENCE: the last %d evaluations had no better %s than %.4f, so the "
                 "run ends early", self.evaluations_since, "/".join(self._path), self.value
@@ -149,25 +143,21 @@ class BestCheckpoint(Hook):
         return value
 
 
-class StoreScoreThreshold(Hook):
-    """Writes TEST.SCORE_THRESHOLD into the config of each evaluated checkpoint.
+def store_score_threshold(run: Trainer, metrics: dict[str, dict[str, Any]]) -> None:
+    """Write TEST.SCORE_THRESHOLD into the config of the evaluated checkpoint, on rank 0.
 
     It is the threshold of the highest F1 on the first test set, of masks if the model has them.
     """
-
-    def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
-        checkpoint = self.trainer.checkpoint
-        files = [("", checkpoint)]
-        if checkpoint.name == FINAL_CHECKPOINT:
-            files.append((EMA_SUFFIX, checkpoint.with_name(AVERAGE_CHECKPOINT)))
-        for suffix, path in files:
-            kinds = metrics.get(self.trainer.test_sets[0].name + suffix, {})
-            score = measured_threshold(kinds)
-            if is_main() and score and path.exists():
-                cfg = self.trainer.cfg.clone()
-                cfg.defrost()
-                cfg.TEST.SCORE_THRESHOLD = score
-                save_checkpoint(replace(read_checkpoint(path), config=cfg.dump()), last=False)
+    files = {"": run.checkpoint}
+    if run.checkpoint.name == FINAL_CHECKPOINT:
+        files[EMA_SUFFIX] = run.checkpoint.with_name(AVERAGE_CHECKPOINT)
+    for suffix, path in files.items():
+        score = measured_threshold(metrics.get(run.test_sets[0].name + suffix, {}))
+        if score and path.exists():
+            cfg = run.cfg.clone()
+            cfg.defrost()
+            cfg.TEST.SCORE_THRESHOLD = score
+            save_checkpoint(replace(read_checkpoint(path), config=cfg.dump()), last=False)
 
 
 def measured_threshold(kinds: dict[str, Any]) -> float:

@@ -44,8 +44,7 @@ class MetricsWriter(Hook):
         # Imported here because it takes seconds.
         from torch.utils.tensorboard import SummaryWriter
 
-        start = self.trainer.iteration
-        path = self._output_dir / METRICS_FILE
+        start, path = self._first, self._output_dir / METRICS_FILE
         if path.exists():
             _drop_repeated(path, start, self.trainer.schedule.first_evaluation_due())
         self._file = open_to_append(path)

@@ -4,8 +4,7 @@ import pytest
 import torch
 import yaml
 
-from detlite.conversion.checkpoint_source import recognize
-from detlite.conversion.convert import convert
+from detlite.conversion.convert import convert, recognize
 from detlite.modeling.backbone import vit
 from tests.conversion.recorded_state_dicts import state_dict
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from detlite.checkpoint.files import read_checkpoint
-from detlite.conversion.checkpoint_source import recognize
-from detlite.conversion.convert import convert
+from detlite.conversion.convert import convert, recognize
 from detlite.errors import CheckpointError
 from tests.conversion.mmdetection.recorded_outputs import (
     CLASSES,

@@ -12,7 +12,7 @@ import yaml
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.engine.hooks import Hook
-from detlite.engine.hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
+from detlite.engine.hooks.best_checkpoint import BestCheckpoint, store_score_threshold
 from detlite.evaluation import MetricValue
 from tests.engine.toy import read_metrics
 
@@ -30,21 +30,24 @@ LOW = partial(MetricValue, lower_is_better=True)
 )
 def test_the_best_value_is_kept_until_patience_ends(tmp_path, metric, values, kept):
     kind, name = (metric or "bbox/AP").split("/")[-2:]
-    best, untiring = BestCheckpoint(metric, patience=2), BestCheckpoint(metric)
-    out = []
+    best, untiring, resumed = (BestCheckpoint(metric, patience) for patience in (2, 0, 2))
+    schedule, finished = SimpleNamespace(is_last=False), []
     for number, value in enumerate(values):
-        (tmp_path / f"{number}").write_text(str(number))
-        metrics = {"val": {kind: {name: value}}, "other": {kind: {name: 9.0}}}
-        untiring.update(metrics, tmp_path / f"{number}")
-        best.update(metrics, tmp_path / f"{number}")
-        out.append(best.is_out_of_patience)
+        checkpoint = tmp_path / f"{number}"
+        checkpoint.write_text(str(number))
+        for hook in (untiring, best):
+            hook.trainer = SimpleNamespace(
+                checkpoint=checkpoint, schedule=schedule, test_sets=(),
+                finish=lambda hook=hook, number=number: finished.append((hook, number)),
+            )  # fmt: skip
+            hook.after_evaluation({"val": {kind: {name: value}}, "other": {kind: {name: 9.0}}})
     file = tmp_path / "model_best.pth"
     assert (file.read_text() if file.exists() else None) == (str(kept) if metric else None)
-    assert out == [False] * (len(values) - 1) + [bool(metric)]
-    assert not untiring.is_out_of_patience
-    resumed = BestCheckpoint(metric, patience=2)
+    assert finished == ([(best, len(values) - 1)] if metric else [])
     resumed.load_state_dict(best.state_dict())
-    assert resumed.is_out_of_patience is bool(metric)
+    resumed.trainer = best.trainer
+    resumed.before_train()
+    assert len(finished) == 2 * bool(metric)
     assert resumed.value == best.value == (values[kept] if metric else None)
 
 
@@ -111,12 +114,9 @@ def test_the_config_of_the_evaluated_checkpoint_has_the_threshold(tiny_config, t
         weights = {"backbone.a": torch.arange(3.0)}
         saved = Checkpoint(path, weights, config=cfg.dump(), training={"iteration": 7})
         save_checkpoint(saved, last=path == final)
-    hook = StoreScoreThreshold()
-    hook.trainer = SimpleNamespace(
-        checkpoint=final, cfg=cfg, test_sets=[SimpleNamespace(name="val")]
-    )
+    run = SimpleNamespace(checkpoint=final, cfg=cfg, test_sets=[SimpleNamespace(name="val")])
     boxes, masks = ({"best_f1": {"score": score}} for score in (0.9, 0.43216))
-    hook.after_evaluation({"val": {"bbox": boxes, "segm": masks}, "val (average)": {}})
+    store_score_threshold(run, {"val": {"bbox": boxes, "segm": masks}, "val (average)": {}})
     checkpoint = read_checkpoint(final)
     assert yaml.safe_load(checkpoint.config)["TEST"]["SCORE_THRESHOLD"] == 0.4322
     assert checkpoint.training == {"iteration": 7}
@@ -124,5 +124,5 @@ def test_the_config_of_the_evaluated_checkpoint_has_the_threshold(tiny_config, t
     stored = yaml.safe_load(read_checkpoint(average).config)["TEST"]["SCORE_THRESHOLD"]
     assert stored == cfg.TEST.SCORE_THRESHOLD == 0
     assert (tmp_path / "last_checkpoint").read_text() == "model_final.pth\n"
-    hook.after_evaluation({"val": {"bbox": {}}})  # nothing was detected
+    store_score_threshold(run, {"val": {"bbox": {}}})  # nothing was detected
     assert yaml.safe_load(read_checkpoint(final).config)["TEST"]["SCORE_THRESHOLD"] == 0.4322
