@@ -1,10 +1,10 @@
-"""Write an HTML page of augmented training images with their objects and anchors.
+"""Write an HTML page of augmented training images with their objects.
 
     detlite browse --config cells.yaml --count 24 --output browse.html
     detlite browse --config cells.yaml INPUT.MIN_SIZE_TRAIN "(640,)"
 
 The page shows the images of the first training batches, exactly as training with the same SEED uses
-them. It also lists the objects that no anchor matches. docs/report.md explains the page.
+them. It also lists the objects that no anchor fits. docs/report.md explains the page.
 """
 
 from argparse import Namespace

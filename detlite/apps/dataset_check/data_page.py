@@ -13,9 +13,9 @@ from detlite.apps.drawing.html_page import (
     Mark,
     crop_window,
     draw_window,
+    join_images,
     jpeg,
     render,
-    side_by_side,
 )
 from detlite.data.images.reading import read_image
 from detlite.files.errors import DataError
@@ -113,5 +113,5 @@ def _image(
     if colors:
         window = crop_window(boxes[0], *image.shape[-2:])
         inset = draw_window(image, window, [Mark(boxes[0], "", _SUSPICIOUS_COLOR)])
-        drawn = side_by_side([drawn, inset])
+        drawn = join_images([[drawn, inset]])
     return {"source": jpeg(drawn), "text": text}

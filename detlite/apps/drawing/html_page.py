@@ -52,14 +52,18 @@ def jpeg(image: Image.Image, quality: int = 80) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def side_by_side(images: Sequence[Image.Image], gap: int = 6) -> Image.Image:
-    """Join images of any size in a row on white."""
-    width = sum(image.width + gap for image in images) - gap
-    joined = Image.new("RGB", (width, max(image.height for image in images)), "white")
-    x = 0
-    for image in images:
-        joined.paste(image, (x, (joined.height - image.height) // 2))
-        x += image.width + gap
+def join_images(rows: Sequence[Sequence[Image.Image]], gap: int = 6) -> Image.Image:
+    """Join rows of images of any size on white."""
+    widths = [sum(image.width + gap for image in row) - gap for row in rows]
+    heights = [max(image.height for image in row) + gap for row in rows]
+    joined = Image.new("RGB", (max(widths), sum(heights) - gap), "white")
+    y = 0
+    for row, height in zip(rows, heights, strict=True):
+        x = 0
+        for image in row:
+            joined.paste(image, (x, y))
+            x += image.width + gap
+        y += height
     return joined
 
 

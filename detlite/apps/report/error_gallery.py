@@ -1,23 +1,16 @@
 """Images of a detector's errors: labels on the left, detections on the right."""
 
 import math
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from detlite.apps.drawing.detections import Color
-from detlite.apps.drawing.html_page import Mark, crop_window, draw_window, jpeg, side_by_side
+from detlite.apps.drawing.html_page import Mark, crop_window, draw_window, join_images, jpeg
 from detlite.files.errors import DataError
 
-from .analysis.error_types import (
-    CLASSIFICATION,
-    ERROR_TYPES,
-    TRUE_POSITIVE,
-)
+from .analysis.error_types import CLASSIFICATION, ERROR_TYPES, TRUE_POSITIVE
 from .runs import RunAnalysis
 
 _OBJECT_COLOR, _TARGET_COLOR = (240, 240, 240), (255, 210, 40)
@@ -26,20 +19,7 @@ _EXAMPLE_SIDE = 520  # square root of the area of an example in pixels
 _MAX_ASPECT = 8  # above which examples have a smaller area
 _CROWD = 12  # examples with more objects have tags only where there is room
 
-
-@dataclass
-class ErrorImage:
-    """An error, with the properties that the page filters by."""
-
-    run: str
-    detection: int  # index of the detection, or -1
-    obj: int  # index of the object, or -1
-    image: int  # index of the image
-    category: str  # of the detection or the missed object
-    kind: str  # one of ERROR_TYPES
-    score: float  # of the detection, or of the detection nearest to a missed object (0 if none)
-    text: str
-    source: str = ""  # data URI of the drawn image
+TemplateData = dict[str, Any]
 
 
 class ErrorGallery:
@@ -66,38 +46,42 @@ class ErrorGallery:
         self._detection_names = names[matches.categories]
         self._object_names = names[matches.object_categories]
 
-    def false_positives(self) -> list[ErrorImage]:
-        """Draw the highest-scoring false positives of each category."""
-        matches, scores, selected = self._matches, self._matches.scores, []
-        for n in self._choose(self._false_positives, matches.categories, -scores):
-            kind, obj = int(self._errors.types[n]), int(self._errors.objects[n])
-            image, category = int(matches.images[n]), self._detection_names[n]
-            labeled = f", labeled {self._object_names[obj]}" if kind == CLASSIFICATION else ""
-            result = ERROR_TYPES[kind], float(scores[n]), f"{category}{labeled}"
-            selected.append(ErrorImage(self.run.run.name, n, obj, image, category, *result))
-        return self._draw(selected)
+    def false_positives(self) -> list[TemplateData]:
+        """Draw the highest-scoring false positives of each category.
 
-    def missed_objects(self) -> list[ErrorImage]:
-        """Draw the largest objects of each category that have no detection."""
-        matches, selected = self._matches, []
+        Returns:
+            For each, the values by which the page filters: the name of the `run`, the `category` of
+            the detection or missed object, the `kind`, one of ERROR_TYPES, and the `score`, that
+            of the nearest detection for a missed object; a `text`, and the `source`, a data URI.
+            Those of images that cannot be read are left out.
+        """
+        matches, drawn = self._matches, []
+        for n in self._choose(self._false_positives, matches.categories, -matches.scores):
+            kind, obj = ERROR_TYPES[self._errors.types[n]], int(self._errors.objects[n])
+            category, labeled = self._detection_names[n], ""
+            if kind == ERROR_TYPES[CLASSIFICATION]:
+                labeled = f", labeled {self._object_names[obj]}"
+            score = float(matches.scores[n])
+            drawn.append(self._draw(kind, n, obj, category, score, category + labeled))
+        return [error for error in drawn if error]
+
+    def missed_objects(self) -> list[TemplateData]:
+        """Draw the largest objects of each category that have no detection, as false positives."""
+        matches, drawn = self._matches, []
         areas = np.array([row["area"] for row in matches.rows])
-        detections, objects = matches.detections, matches.objects
         for obj in self._choose(self._undetected, matches.object_categories, -areas):
-            pairs = np.flatnonzero((objects == obj) & (matches.overlaps > 0))
+            pairs = np.flatnonzero((matches.objects == obj) & (matches.overlaps > 0))
             score, nearest = 0.0, "no detection there"
             if len(pairs):
                 pair = pairs[matches.overlaps[pairs].argmax()]
-                score = float(matches.scores[detections[pair]])
-                nearest = (
-                    f"nearest is {self._detection_names[detections[pair]]} {score:.2f}, "
-                    f"IoU {100 * matches.overlaps[pair]:.0f} %"
-                )
-            category, image = self._object_names[obj], int(matches.object_images[obj])
+                n, overlap = matches.detections[pair], matches.overlaps[pair]
+                score = float(matches.scores[n])
+                name = self._detection_names[n]
+                nearest = f"nearest is {name} {score:.2f}, IoU {100 * overlap:.0f} %"
+            category = self._object_names[obj]
             text = f"{category} of {areas[obj]:.0f} px²: {nearest}"
-            selected.append(
-                ErrorImage(self.run.run.name, -1, obj, image, category, "missed", score, text)
-            )
-        return self._draw(selected)
+            drawn.append(self._draw("missed", -1, obj, category, score, text))
+        return [error for error in drawn if error]
 
     def _choose(self, indices: np.ndarray, categories: np.ndarray, keys: np.ndarray) -> list[int]:
         """Choose `max_images` of the indices, one of each category in turn, by increasing key."""
@@ -106,7 +90,7 @@ class ErrorGallery:
         chosen = order[np.lexsort((keys[order], ranks))][: self.max_images]
         return list(chosen[np.argsort(keys[chosen], kind="stable")].tolist())
 
-    def examples(self, count: int) -> list[dict[str, Any]]:
+    def examples(self, count: int) -> list[TemplateData]:
         """Draw images with the outcome of all objects, from the best to the worst detected image.
 
         Detections below the recommended threshold do not count. Without such a threshold, there are
@@ -160,40 +144,37 @@ class ErrorGallery:
         except DataError:
             return file, None
 
-    def _draw(self, errors: list[ErrorImage]) -> list[ErrorImage]:
-        """Draw errors, reading each image once; images that cannot be read are skipped."""
-        by_image = sorted(errors, key=lambda error: error.image)
-        for image, group in groupby(by_image, lambda error: error.image):
-            file, pixels = self._read(image)
-            if pixels is None:
-                continue
-            for error in group:
-                error.source = jpeg(self._panels(pixels, error))
-                error.text += f" ({file})"
-        return [error for error in errors if error.source]
-
-    def _panels(self, pixels: torch.Tensor, error: ErrorImage) -> Image.Image:
-        """Draw labels and detections around the detection, or the object if there is none."""
+    def _draw(
+        self, kind: str, detection: int, obj: int, category: str, score: float, text: str
+    ) -> TemplateData | None:
+        """Draw labels and detections around a detection, or around an object if it is -1."""
         matches = self._matches
-        objects = np.flatnonzero(matches.object_images == error.image).tolist()
-        detections = np.flatnonzero((matches.images == error.image) & self._visible).tolist()
-        left, right = [], []
+        image = matches.images[detection] if detection >= 0 else matches.object_images[obj]
+        file, pixels = self._read(image)
+        if pixels is None:
+            return None
+        objects = np.flatnonzero(matches.object_images == image)
+        visible = self._visible | (np.arange(len(self._visible)) == detection)
+        detections = np.flatnonzero(visible & (matches.images == image))
         # The object and detection of the error come first, because the first is drawn on top.
-        if error.obj >= 0:
-            name = self._object_names[error.obj]
-            left.append(self._object_mark(error.obj, name, _TARGET_COLOR))
-        if error.detection >= 0:
-            text = f"{error.category} {error.score:.2f}"
-            right.append(self._detection_mark(error.detection, text, _ERROR_COLOR))
-        window = crop_window((right or left)[0].box, *pixels.shape[-2:])
-        for obj in objects:
-            if obj != error.obj:
-                name = self._object_names[obj] if self._several else ""
-                left.append(self._object_mark(obj, name, _OBJECT_COLOR, with_mask=False))
-        for n in detections:
-            if n != error.detection:
-                right.append(self._detection_mark(n, "", _DETECTION_COLOR, with_mask=False))
-        return side_by_side([draw_window(pixels, window, marks) for marks in (left, right)])
+        left = [
+            self._object_mark(
+                n, self._object_names[n] if self._several else "",
+                _TARGET_COLOR if n == obj else _OBJECT_COLOR, with_mask=n == obj,
+            )
+            for n in sorted(objects.tolist(), key=lambda n: n != obj)
+        ]  # fmt: skip
+        right = [
+            self._detection_mark(
+                n, f"{category} {score:.2f}" if n == detection else "",
+                _ERROR_COLOR if n == detection else _DETECTION_COLOR, with_mask=n == detection,
+            )
+            for n in sorted(detections.tolist(), key=lambda n: n != detection)
+        ]  # fmt: skip
+        window = crop_window((right if detection >= 0 else left)[0].box, *pixels.shape[-2:])
+        drawn = join_images([[draw_window(pixels, window, marks) for marks in (left, right)]])
+        return {"run": self.run.run.name, "category": category, "kind": kind, "score": score,
+                "text": f"{text} ({file})", "source": jpeg(drawn)}  # fmt: skip
 
     def _detection_mark(self, n: int, text: str, color: Color, with_mask: bool = True) -> Mark:
         index, results = int(self._matches.index[n]), self.run.results

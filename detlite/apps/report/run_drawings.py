@@ -1,21 +1,21 @@
 """Draw the metrics of a training run and detections on test images at its end."""
 
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw, ImageFont
 from yacs.config import CfgNode
 
 from detlite.apps.drawing.detections import draw_detections
-from detlite.apps.drawing.html_page import side_by_side
+from detlite.apps.drawing.html_page import join_images
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError
 from detlite.engine.hooks.best_checkpoint import measured_threshold
+from detlite.engine.hooks.metrics import flatten_metrics
 from detlite.engine.run import DRAWINGS
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.atomic_write import atomic_path, write_file
@@ -28,11 +28,7 @@ from .report_page import report_page
 from .runs import PLOTTED, read_metrics, read_run
 
 _MAX_IMAGES = 6
-_FEW_OBJECTS = 12  # of an image
-_MAX_WIDTH, _MAX_HEIGHT = 790, 400  # of an image, in pixels
-_GAP, _TOP = 8, 36  # pixels between images and around them, and above them
-
-Curves = dict[str, tuple[Sequence[float], ...]]  # x and y by name
+_SIDE = 480  # longer side of an image, in pixels
 
 logger = logging.getLogger(__name__)
 
@@ -74,74 +70,20 @@ def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
     """Draw images spread over a dataset on one sheet, each with labels and then detections."""
     labeled = [index for index in range(len(dataset)) if len(dataset.labels(index))]
     indices = labeled or range(len(dataset))
-    step = max(len(indices) // _MAX_IMAGES, 1)
-    pairs = []
-    for index in indices[::step][:_MAX_IMAGES]:
+    rows = []
+    for index in indices[:: max(len(indices) // _MAX_IMAGES, 1)][:_MAX_IMAGES]:
         image, target = dataset[index]
         found = predictor(image, target.get("proposals"))
         if "masks" in found:
             number, selection = int(dataset.numbers[index]), dataset.options.selection
-            rows = dataset.table.stored(number, selection.objects)
-            target["masks"] = [row["segmentation"] for row in rows]
-        ratio = image.shape[2] / image.shape[1]
-        height = min(_MAX_HEIGHT, _MAX_WIDTH / ratio)
-        pair = []
-        for objects in (target, found):
-            # Names on small objects, too, if they are few.
-            few = len(dataset.categories) > 1 and len(objects["labels"]) <= _FEW_OBJECTS
-            # Drawn at the size on the sheet, lines and tags are readable.
-            side = round(height * max(ratio, 1))
-            pair.append(
-                draw_detections(image, objects, dataset.categories, 0, max_side=side,
-                                tags=few or None)
-            )  # fmt: skip
-        pairs.append(side_by_side(pair, _GAP))
-    title = f"labels (left), and detections with a score >= {predictor.score_thresh:.2f}"
+            stored = dataset.table.stored(number, selection.objects)
+            target["masks"] = [row["segmentation"] for row in stored]
+        rows.append([
+            draw_detections(image, objects, dataset.categories, 0, max_side=_SIDE)
+            for objects in (target, found)
+        ])  # fmt: skip
     with atomic_path(path) as temporary:
-        draw_column(pairs, title).save(temporary, "PNG")
-
-
-def draw_column(pairs: Sequence[Image.Image], title: str) -> Image.Image:
-    """Arrange pairs of images in a column on white, below a title."""
-    font = ImageFont.load_default(20)
-    width = max(font.getlength(title), *(pair.width for pair in pairs)) + 2 * _GAP
-    height, y = _TOP + sum(pair.height + _GAP for pair in pairs), _TOP
-    sheet = Image.new("RGB", (math.ceil(width), height), "white")
-    ImageDraw.Draw(sheet).text((_GAP, _TOP - _GAP), title, "black", font, anchor="ls")
-    for pair in pairs:
-        sheet.paste(pair, (_GAP, y))
-        y += pair.height + _GAP
-    return sheet
-
-
-def metric_curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
-    """Return the losses, and the metrics in percent, as iterations and values by name.
-
-    The first loss is the sum, followed by its components.
-    """
-    losses, metrics = defaultdict[str, Any](list), defaultdict[str, Any](list)
-    several = len({name for line in lines for name in line.get("evaluation", {})}) > 1
-    for line in lines:
-        iteration = line["iteration"]
-        for name, value in line.items():
-            if name.startswith("loss"):
-                losses[name.removeprefix("loss_")].append((iteration, value))
-        for dataset, kinds in line.get("evaluation", {}).items():
-            prefix = f"{dataset} " if several else ""
-            for kind, values in kinds.items():
-                if kind == "loss" and values["total"] is not None:
-                    losses[f"{prefix or 'validation '}loss"].append((iteration, values["total"]))
-                for metric in PLOTTED:
-                    if values.get(metric) is not None:
-                        metrics[f"{prefix}{kind} {metric}"].append(
-                            (iteration, 100 * values[metric])
-                        )
-    ordered = dict(sorted(losses.items(), key=lambda item: item[0] != "loss"))
-    return _transposed(ordered), _transposed(metrics)
-
-
-def _transposed(curves: dict[str, Any]) -> Curves:
-    return {name: tuple(zip(*points, strict=True)) for name, points in curves.items()}
+        join_images(rows).save(temporary, "PNG")
 
 
 def plot_metrics(metrics_file: Path, image_file: Path) -> None:
@@ -150,15 +92,27 @@ def plot_metrics(metrics_file: Path, image_file: Path) -> None:
     Raises:
         DataError: the file cannot be read, or a line is not JSON or has no iteration.
     """
-    losses, metrics = metric_curves(read_metrics(metrics_file))
+    losses, metrics = defaultdict[str, Any](list), defaultdict[str, Any](list)
+    for line in read_metrics(metrics_file):
+        iteration = line["iteration"]
+        for name, value in line.items():
+            if name.startswith("loss"):
+                losses[name].append((iteration, value))
+        for name, measured in flatten_metrics(line.get("evaluation", {})).items():
+            if measured is not None and name.endswith("/loss/total"):
+                losses[name].append((iteration, measured))
+            elif measured is not None and name.rpartition("/")[2] in PLOTTED:
+                metrics[name].append((iteration, 100 * measured))
     figure = Figure(figsize=(12, 4.5), layout="constrained")  # without pyplot, it needs no display
     left, right = figure.subplots(1, 2)
-    charts.plot(left, "Training loss", losses, "iteration")
-    named = {f"{name}: {values[-1]:.1f}": (x, values) for name, (x, values) in metrics.items()}
+    curves = {name: np.transpose(points) for name, points in losses.items()}
+    charts.plot(left, "Training loss", curves, xlabel="iteration")
+    curves = {f"{name}: {points[-1][1]:.1f}": np.transpose(points)
+              for name, points in metrics.items()}  # fmt: skip
     title = "Average precision, or recall (%)"
-    charts.plot(right, title, named, "iteration", markers=True, ylim=(0, 100))
+    charts.plot(right, title, curves, marker="o", xlabel="iteration", ylim=(0, 100))
     for axes in (left, right):
         if axes.lines:
             axes.legend(fontsize=9)
-    with atomic_path(image_file) as temporary, charts.fonts_for(figure):
+    with atomic_path(image_file) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

@@ -14,8 +14,6 @@ from .analysis.detection_analysis import DetectionAnalysis
 from .runs import TITLES, Run, RunAnalysis
 
 _STILL_FALLING = 0.1  # decrease of the loss from the fourth to the last fifth of a run
-_ONE_POINT = 0.01  # of AP
-_FEW_PASSES, _LOW_AP = 5, 0.3  # a run with less of both is too short
 
 
 def verdict(analyzed: RunAnalysis) -> dict[str, str]:
@@ -38,9 +36,6 @@ def verdict(analyzed: RunAnalysis) -> dict[str, str]:
         basis += _count(run.cfg.SOLVER.IMS_PER_BATCH, "image")
         if run.train_images:
             basis += f" ({_count(run.train_images, 'training image')})"
-        if recommended := _recommended(run):
-            basis += f". {run.cfg.SOLVER.MAX_MINUTES:g} minutes allowed {done} of {recommended} "
-            basis += "recommended steps"
     return {
         "run": run.name,
         "headline": ", ".join(f"AP {percent(ap)} % for {title}" for title, ap in values.items()),
@@ -121,16 +116,10 @@ def _unlabeled(analyzed: RunAnalysis) -> str:
     count = next(iter(analyzed.analyses.values())).unlabeled
     if not count:
         return ""
-    text = f"{_count(count, 'image')} without annotations: every detection there counts as wrong."
-    values = [
-        f"{percent(result.labeled_ap)} % for {TITLES[kind].lower()}"
-        for kind, result in analyzed.analyses.items()
-        if result.labeled_ap is not None
-        and abs(result.labeled_ap - (result.metrics["AP"] or 0)) > _ONE_POINT
-    ]
-    if values:
-        text += f" On the other images alone, the AP is {', '.join(values)}."
-    return f"{text} If they are not labeled yet, set TEST.UNLABELED_IMAGES skip."
+    return (
+        f"{_count(count, 'image')} without annotations: every detection there counts as wrong. If "
+        "they are not labeled yet, set TEST.UNLABELED_IMAGES skip."
+    )
 
 
 def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
@@ -157,10 +146,6 @@ def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
         before, last = mean(losses[-2 * fifth : -fifth]), mean(losses[-fifth:])
         if last < before * (1 - _STILL_FALLING):
             return f"{longer} The loss fell by {percent(1 - last / before, 0)} % in the last fifth."
-    if run.train_images and not run.cfg.INPUT.TILE and (analysis.metrics["AP"] or 0) < _LOW_AP:
-        passes = done * solver.IMS_PER_BATCH / run.train_images
-        if passes < _FEW_PASSES:
-            return f"{longer} It has seen each training image only {passes:.1f} times on average."
     if analysis.threshold is None and analysis.objects.any():
         return f"{longer} If that does not help, check the labels with detlite browse."
     return ""

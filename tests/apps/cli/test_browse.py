@@ -6,12 +6,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from detlite.apps.cli.main import main
 from detlite.apps.drawing.detections import draw_detections
+from detlite.apps.report.browse_page import anchor_head, best_overlaps
 from detlite.config import load_config
 from detlite.data import build_train_dataset, build_train_loader
+from detlite.modeling import build_model
 
 from .conftest import run_factory
 
@@ -60,7 +63,7 @@ def build_page(file, tmp_path, *arguments):
 
 def test_images_equal_the_training_images(config, tmp_path):
     text = build_page(config(), tmp_path, "--count", 6)
-    shown = re.findall(r'src="data:image/jpeg;base64,([^"]+)" alt="Objects of ([^"]+)"', text)
+    shown = re.findall(r'src="data:image/jpeg;base64,([^"]+)" alt="(iteration [^"]+)"', text)
     assert len(shown) == 6
     cfg = load_config(config())
     dataset = build_train_dataset(cfg)
@@ -84,20 +87,34 @@ def test_page_depends_only_on_the_seed(config, tmp_path):
     assert first == second != other
 
 
-def test_objects_without_anchors_are_named(config, tmp_path):
-    def counts(text):
-        match = re.search(r"Of (\d+) objects, (\d+) have no anchor and (\d+) have only", text)
-        return [int(number) for number in match.groups()]
+@pytest.mark.parametrize(
+    ("anchors", "opts", "node"),
+    [
+        ("[300, 310, 320, 330, 340]", (), "RPN"),
+        ("[8, 16, 32, 64, 128]", (), None),
+        ("[8]", ("MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.MASK_ON", "False",
+                 "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
+                 "MODEL.RETINANET.NUM_CLASSES", 4,
+                 "MODEL.RETINANET.ANCHOR_SIZES", "(300, 300, 300, 300, 300)"), "RETINANET"),
+    ],
+)  # fmt: skip
+def test_objects_without_anchors_of_their_size_are_listed(config, tmp_path, anchors, opts, node):
+    """All objects if anchors are too large, and some of them otherwise."""
+    text = build_page(config(anchors), tmp_path, "--count", 12, *opts)
+    counts = re.search(r"Of (\d+) objects, (\d+) fit no anchor", text)
+    objects, weak = map(int, counts.groups())
+    assert text.count('<th scope="row">') == weak
+    assert (weak == objects > 10) == bool(node)
+    assert (f"Set MODEL.{node}.ANCHOR_SIZES" in text) == bool(node)
 
-    good = build_page(config(), tmp_path, "--count", 12)
-    bad = build_page(config("[300, 310, 320, 330, 340]"), tmp_path, "--count", 12)
-    assert counts(good)[0] == counts(bad)[0] > 10
-    assert sum(counts(bad)[1:]) == counts(bad)[0]
-    assert sum(counts(good)[1:]) < sum(counts(bad)[1:])
-    assert "These are many" in bad
-    assert "no anchor for: " in bad
-    assert counts(bad)[1] > 0
-    assert bad.count('<td class="number worse">none</td>') == counts(bad)[1]
+
+def test_overlaps_with_anchors(tiny_config):
+    """A box that is an anchor has an IoU of 1; models with proposals have no anchors."""
+    model, image = build_model(tiny_config()), torch.zeros(3, 90, 130, dtype=torch.uint8)
+    anchor = model.rpn.anchor_generator([(s, s) for s in (32, 16, 8, 4, 2)])[2][:1] + 16
+    overlaps = best_overlaps(model, image, torch.cat([anchor, anchor[:, [0, 1, 0, 1]] + 1]))
+    assert overlaps.tolist() == pytest.approx([1, 0], abs=0.01)
+    assert anchor_head(build_model(tiny_config("MODEL.LOAD_PROPOSALS", True))) is None
 
 
 def test_invalid_arguments(config, tmp_path, error_of):
@@ -109,13 +126,3 @@ def test_invalid_arguments(config, tmp_path, error_of):
     ):
         assert message in error_of("browse", "--config", config(), "--output", page, *arguments)
     assert not page.exists()
-
-
-def test_retinanet(config, tmp_path):
-    retinanet = [
-        "MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
-        "MODEL.RETINANET.NUM_CLASSES", 4, "MODEL.MASK_ON", False,
-        "MODEL.RETINANET.ANCHOR_SIZES", "(300, 300, 300, 300, 300)",
-    ]  # fmt: skip
-    text = build_page(config(), tmp_path, "--count", 1, *retinanet)
-    assert "Set MODEL.RETINANET.ANCHOR_SIZES" in text

@@ -1,21 +1,18 @@
-"""Test text of any script in drawings and plots."""
+"""Test text of any script in drawings."""
 
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
-from matplotlib.figure import Figure
 from PIL import Image
 
 from detlite.apps.cli.main import main
 from detlite.apps.drawing import fonts
-from detlite.apps.report import charts
 from detlite.config import ConfigError
 
 CAR, BUS = "\u6c7d", "\u8f66"  # characters that no common font of a server has
@@ -101,16 +98,3 @@ def test_files_that_are_no_fonts(tmp_path, capsys):
     file.write_text("no font")
     assert main(["browse", "--config", "demo_shapes.yaml", "--font", str(file)]) == 2
     assert "a.ttf: cannot be read as a font" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_plots(known, tmp_path):
-    if known:
-        fonts.use_font(font_file(tmp_path / "bars.ttf"))
-    figure = Figure()
-    text = figure.text(0.1, 0.1, BUS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with charts.fonts_for(figure):
-            figure.savefig(tmp_path / "plot.png")
-    assert ("Bars" in text.get_fontfamily()) == known

@@ -13,12 +13,11 @@ POINTS = np.array([[1, 2, 3], [30, 20, 10]])
 CHARTS = {
     "curves": {"xlim": (0, 5)},
     "weights": {"weights": dict.fromkeys(NAMES, POINTS[0])},
-    "logarithmic": {"xscale": "log"},
 }
 
 
 def draw(kind: str, title: str) -> str:
-    return charts.chart(title, dict.fromkeys(NAMES, POINTS), "x", "y", **CHARTS[kind])
+    return charts.chart(title, dict.fromkeys(NAMES, POINTS), **CHARTS[kind])
 
 
 def texts(svg: str) -> list[str]:

@@ -9,20 +9,20 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from detlite.apps.drawing.html_page import side_by_side
-from detlite.apps.report.run_drawings import draw_column, plot_metrics
+from detlite.apps.drawing.html_page import join_images
+from detlite.apps.report.run_drawings import plot_metrics
 from detlite.data import DataError
 
 COCO = {"bbox": {"AP": 0.25, "AP50": 0.5}, "segm": {"AP": None, "AP50": None}}
 OTHER = {
     "voc": {"AP50": 0.5, "AP50_07": 0.25},
     "box_proposal": {"AR@100": 0.75, "ARl@100": None, "AR@1000": 1.0},
+    "loss": {"total": 0.5},
 }
 TRAINING = [
     {"iteration": 1, "loss_mask": 1.5, "loss": 2.0, "lr": 0.1},
     {"iteration": 2, "loss_mask": 0.5, "loss": 1.0, "lr": 0.1},
 ]
-LOSSES = {"loss": [[1, 2], [2.0, 1.0]], "mask": [[1, 2], [1.5, 0.5]]}
 
 
 def evaluation(*sets: str, kinds: Any = COCO) -> dict[str, Any]:
@@ -40,13 +40,14 @@ def plot(folder: Path, text: str) -> np.ndarray:
     ("lines", "expected"),
     [
         ([], {}),
-        ([*TRAINING, evaluation("val")], LOSSES | {"bbox AP: 25.0": 25, "bbox AP50: 50.0": 50}),
-        ([evaluation("val", "other")], {"val bbox AP: 25.0": 25, "val bbox AP50: 50.0": 50,
-                                        "other bbox AP: 25.0": 25, "other bbox AP50: 50.0": 50}),
+        ([*TRAINING, evaluation("val", "other")],
+         {"loss": [[1, 2], [2.0, 1.0]], "loss_mask": [[1, 2], [1.5, 0.5]],
+          "val/bbox/AP: 25.0": 25, "val/bbox/AP50: 50.0": 50,
+          "other/bbox/AP: 25.0": 25, "other/bbox/AP50: 50.0": 50}),
         ([evaluation("val", kinds=OTHER)],
-         {"voc AP50: 50.0": 50, "voc AP50_07: 25.0": 25, "box_proposal AR@100: 75.0": 75,
-          "box_proposal AR@1000: 100.0": 100}),
-        ([evaluation("val", kinds={"loss": {"total": 0.5}})], {"validation loss": 0.5}),
+         {"val/voc/AP50: 50.0": 50, "val/voc/AP50_07: 25.0": 25,
+          "val/box_proposal/AR@100: 75.0": 75, "val/box_proposal/AR@1000: 100.0": 100,
+          "val/loss/total": 0.5}),
     ],
 )  # fmt: skip
 def test_curves(lines, expected, tmp_path, monkeypatch):
@@ -69,11 +70,10 @@ def test_bad_line(bad, tmp_path):
         plot(tmp_path, f'{{"iteration": 1}}\n{bad}\n')
 
 
-def test_images_side_by_side_in_a_column_below_a_title() -> None:
-    pair = side_by_side([Image.new("RGB", (196, 100)), Image.new("RGB", (196, 60), "red")], 8)
-    sheet = draw_column([pair, pair], "title")
-    assert sheet.size == (416, 36 + 2 * 108)
-    assert (np.asarray(sheet)[:36, 8:100] < 100).any()
-    white = (255, 255, 255)
-    for y, right in ((40, white), (100, (255, 0, 0)), (208, (255, 0, 0))):
-        assert [sheet.getpixel((x, y)) for x in (20, 400)] == [(0, 0, 0), right]
+def test_joined_images() -> None:
+    row = [Image.new("RGB", (196, 100)), Image.new("RGB", (150, 60), "red")]
+    joined = join_images([row, row[1:]], gap=8)
+    assert joined.size == (196 + 8 + 150, 100 + 8 + 60)
+    black, red, white = (0, 0, 0), (255, 0, 0), (255, 255, 255)
+    for at, color in (((20, 90), black), ((204, 50), red), ((204, 70), white), ((20, 120), red)):
+        assert joined.getpixel(at) == color

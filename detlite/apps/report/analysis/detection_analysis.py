@@ -56,7 +56,6 @@ class DetectionAnalysis:
         calibration: precision by score, at IoU 0.5.
         threshold: the score threshold with the best F1; None without true positives.
         unlabeled: number of images without any object or crowd.
-        labeled_ap: AP on the other images.
         errors, confusion: the types of errors, and the confusion matrix at the threshold; None for
             keypoints.
     """
@@ -86,11 +85,7 @@ class DetectionAnalysis:
         known = outcomes != IGNORED
         self.calibration = Calibration(matched.scores[known], outcomes[known] == TRUE_POSITIVE)
         self.bootstrap = BootstrapMetrics(matched, samples)
-        labeled = np.bincount(matched.object_images, minlength=matched.shape[0]) > 0
-        self.unlabeled, self.labeled_ap = int((~labeled).sum()), self.metrics["AP"]
-        if self.unlabeled:
-            only_labeled = BootstrapMetrics(matched, labeled[None].astype(np.uint8))
-            (self.labeled_ap,) = only_labeled.metrics()["AP"].tolist()
+        self.unlabeled = len(coco_gt.imgs) - len(np.unique(matched.object_images))
         self.errors = self.confusion = None
         if kind != "keypoints":
             matches = CrossCategoryMatches(coco_gt, results, kind, max_dets)
