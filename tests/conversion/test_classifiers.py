@@ -8,10 +8,8 @@ import torchvision
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint, load_weights
-from detlite.conversion.convert import convert, recognize
 from detlite.conversion.torchvision import TORCHVISION
 from detlite.errors import CheckpointError
-from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model
 from tests.conversion.recorded_state_dicts import RES2, STEM, StateDict, state_dict
 
@@ -99,28 +97,3 @@ def test_classifier_of_another_depth(tiny_config, saved):
     state = classifier(build_model(tiny_config())) | {"layer1.2.conv1.weight": torch.zeros(1)}
     with pytest.raises(CheckpointError, match=r"unknown to the model +backbone.body.res2.2.conv1"):
         load_weights(build_model(tiny_config()), read_checkpoint(saved(state)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "spec"),
-    [
-        ("resnet18", ResNetOptions(18, res2_channels=64)),
-        ("resnet34", ResNetOptions(34, res2_channels=64)),
-        ("resnet101", ResNetOptions(101)),
-        ("resnet152", ResNetOptions(152)),
-        ("resnext101_32x8d", ResNetOptions(101, groups=32, width_per_group=8)),
-        ("resnext101_64x4d", ResNetOptions(101, groups=64, width_per_group=4)),
-    ],
-)
-@pytest.mark.parametrize("source", ["torchvision", "timm"])
-def test_classifiers_of_torchvision(name, spec, source):
-    with torch.device("meta"):
-        classifier = getattr(torchvision.models, name)().state_dict()
-        backbone = ResNet(spec, (5,)).state_dict()
-    assert recognize(classifier) == "torchvision"
-    converted = convert(classifier, source)
-    assert converted.backbone_only
-    assert {n: v.shape for n, v in converted.model.items()} == {
-        f"backbone.body.{n}": v.shape for n, v in backbone.items()
-    }

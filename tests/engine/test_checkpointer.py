@@ -69,12 +69,6 @@ def test_resume_with_fewer_iterations_than_done_ends_the_run(train_toy):
     assert (folder / "model_best.pth").exists()
 
 
-def test_resume_without_a_checkpoint_starts_from_scratch(train_toy, caplog):
-    cfg, _ = train_toy(resume=True)
-    assert "contains no checkpoint to resume: starting from scratch" in caplog.text
-    assert len(read_metrics(cfg.OUTPUT_DIR)) == 4
-
-
 def test_weights_without_training_state_cannot_be_resumed(train_toy, toy, tmp_path):
     (tmp_path / "run").mkdir()
     torch.save(toy.state_dict(), tmp_path / "run" / "w.pth")
@@ -109,7 +103,7 @@ def test_changed_keys_on_resume(train_toy, caplog):
 def test_another_momentum_would_change_schedule_free_averages(train_toy):
     pytest.importorskip("schedulefree")
     opts = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
-    train_toy(*opts, "SOLVER.MOMENTUM", 0.9)
+    train_toy(*opts)
     with pytest.raises(CheckpointError, match=r"does not fit .*SOLVER\.MOMENTUM 0\.9, now 0\.8"):
         train_toy(*opts, "SOLVER.MOMENTUM", 0.8, resume=True)
 
@@ -124,7 +118,6 @@ RATES = {
     ("before", "now", "factors"),
     [
         (RATES["multistep"], ["SOLVER.STEPS", (5,), "SOLVER.GAMMA", 0.5], [1, 0.5, 0.5, 0.5]),
-        (RATES["multistep"], ["SOLVER.BASE_LR", 0.01], [0.01, 0.01, 0.01, 0.01]),
         (RATES["cosine"], [], [(1 + math.cos(math.pi * k / 8)) / 2 for k in (4, 5, 6, 7)]),
         (RATES["cosine"], RATES["multistep"], [0.1, 0.1, 0.1, 0.1]),
         (RATES["multistep"], ["SOLVER.WARMUP_ITERS", 8, "SOLVER.WARMUP_FACTOR", 0.0],
@@ -161,8 +154,9 @@ def test_momentum_follows_its_parameter_into_another_group(train_toy):
     assert shapes[0] == shapes[1]
 
 
-def test_checkpoints_contain_config_and_categories(train_toy):
-    cfg, _ = train_toy()
+def test_checkpoints_contain_config_and_categories(train_toy, caplog):
+    cfg, _ = train_toy(resume=True)
+    assert "contains no checkpoint to resume: starting from scratch" in caplog.text
     checkpoint = read_final(cfg.OUTPUT_DIR)
     file = Path(cfg.OUTPUT_DIR) / "again.yaml"
     file.write_text(checkpoint.config)
@@ -276,10 +270,7 @@ def test_the_newest_undamaged_checkpoint_is_resumed(folder, caplog, damage):
         newest_checkpoint(folder)
 
 
-@pytest.mark.parametrize(
-    ("pointer", "file"), [("", "other.txt"), ("gone.pth\n", "other.txt"),
-                          ("model_final.pth\n", "model_best.pth")],
-)  # fmt: skip
+@pytest.mark.parametrize(("pointer", "file"), [("", "other.txt"), ("gone.pth\n", "model_best.pth")])
 def test_a_pointer_to_no_checkpoint_is_an_error(tmp_path, pointer, file):
     """The best checkpoint is not resumed."""
     (tmp_path / "last_checkpoint").write_text(pointer)

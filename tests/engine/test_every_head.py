@@ -30,11 +30,6 @@ def run(cfg: CfgNode) -> tuple[list[dict[str, float]], dict[str, Any], Predictor
 
 
 CASCADE = ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True]
-GROUP_NORM_HEAD = [
-    "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPNXconv1fcFeatureExtractor",
-    "MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS", 2, "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 16,
-    "MODEL.ROI_BOX_HEAD.NORM", "GN", "MODEL.ROI_MASK_HEAD.NORM", "GN", "MODEL.FPN.NORM", "GN",
-]  # fmt: skip
 NO_MASKS = ["MODEL.MASK_ON", False]
 PROPOSING = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", *NO_MASKS]
 SHARED = [
@@ -51,35 +46,19 @@ VIEWS = [
     "TEST.BBOX_AUG.SCALE_H_FLIP", True, "TEST.NMS.METHOD", "voting",
 ]  # fmt: skip
 SCHEDULE_FREE = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
-GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
-
-
-def skip_without_optimizer(opts: list[Any]) -> None:
-    if "ScheduleFreeAdamW" in opts:
-        pytest.importorskip("schedulefree")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("opts", "c4"),
     [
-        (CASCADE + NO_MASKS, False),
         ([*CASCADE, "MODEL.KEYPOINT_ON", True], False),
-        (GROUP_NORM_HEAD, False),
-        (["MODEL.CLS_AGNOSTIC_BBOX_REG", True], False),
         (SHARED, True),
-        pytest.param(["MODEL.KEYPOINT_ON", True, *NO_MASKS], True, marks=pytest.mark.slow),
-        (GIOU + NO_MASKS, False),
-        (SCHEDULE_FREE, False),
-        (["MODEL.ROI_BOX_HEAD.PASSES", 2], False),
         (RETINANET + NO_MASKS + VIEWS, False),
     ],
-    ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared",
-         "C4, separate keypoint features", "GIoU", "schedule-free",
-         "two passes", "RetinaNet, views"],
-)  # fmt: skip
+    ids=["cascade with all heads", "C4, shared", "RetinaNet, views"],
+)
 def test_trains_and_evaluates(plates_config, opts, c4):
-    skip_without_optimizer(opts)
     cfg = plates_config(*opts, c4=c4)
     history, metrics, predictor = run(cfg)
     total = [row["loss"] for row in history]
@@ -112,7 +91,8 @@ class InterruptedAfter(Hook):
     ids=["schedule-free", "two passes"],
 )
 def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
-    skip_without_optimizer(opts)
+    if opts is SCHEDULE_FREE:
+        pytest.importorskip("schedulefree")
 
     def train(folder: str, *hooks: Hook, resume: bool = False) -> dict[str, Any]:
         cfg = plates_config(
@@ -134,21 +114,12 @@ def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
 
 
 @pytest.mark.slow
-def test_a_proposal_network_learns(plates_config):
-    cfg = plates_config(*PROPOSING, "SOLVER.MAX_ITER", 40)
-    dataset = build_dataset(cfg, "plates", train=False)
-    untrained = evaluate_dataset(cfg, build_model(cfg), dataset, Path(cfg.OUTPUT_DIR))
-    history, metrics, _ = run(cfg)
-    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
-    assert list(metrics) == ["box_proposal"]
-    assert metrics["box_proposal"]["AR@100"] > untrained["box_proposal"]["AR@100"] + 0.15
-    assert metrics["box_proposal"]["ARl@1000"] is None
-
-
-@pytest.mark.slow
 def test_a_fast_rcnn_learns_from_the_proposals_of_a_proposal_network(plates_config, tmp_path):
     proposing = plates_config(*PROPOSING, "SOLVER.MAX_ITER", 24)
-    run(proposing)
+    history, metrics, _ = run(proposing)
+    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
+    assert list(metrics) == ["box_proposal"]
+    assert metrics["box_proposal"]["ARl@1000"] is None
     files = (str(tmp_path / "results_plates.json"),)
     cfg = plates_config(
         "MODEL.LOAD_PROPOSALS", True, "DATASETS.PROPOSAL_FILES_TRAIN", files,

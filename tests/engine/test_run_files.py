@@ -10,11 +10,8 @@ from detlite.config import ConfigError
 from detlite.engine.run_files import check_output_dir, choose_output_dir, run_lock
 
 _HOLD = """
-import sys, time
-from pathlib import Path
-from detlite.engine.run_files import run_lock
-
-with run_lock(Path(sys.argv[1])):
+import sys, time, filelock
+with filelock.FileLock(sys.argv[1] + "/.run.lock"):
     print("held", flush=True)
     time.sleep(60)
 """

@@ -29,12 +29,10 @@ def limited(minutes=1, **solver):
 @pytest.mark.parametrize(
     ("iteration", "settings", "due"),
     [
-        (1, {}, ""),
         (4, {}, "save"),
         (5, {}, "log"),
         (6, {}, "save evaluate"),  # a model is saved before it is evaluated
         (11, {}, ""),
-        (12, {}, "log save evaluate end"),
         (13, {}, "log save evaluate end"),
         (12, {"CHECKPOINT_PERIOD": 0, "TEST_PERIOD": 0}, "log save evaluate end"),
         (4, {"CHECKPOINT_PERIOD": 0}, ""),
@@ -42,9 +40,7 @@ def limited(minutes=1, **solver):
         (6, {"has_test_sets": False}, ""),
         (1, {"signal": True}, "save interrupt"),
         (5, {"signal": True}, "log save interrupt"),
-        (6, {"signal": True}, "save evaluate interrupt"),
         (12, {"signal": True}, "log save evaluate end interrupt"),
-        (1, {"finish": True}, "log save evaluate end"),
         (1, {"finish": True, "has_test_sets": False}, "log save evaluate end"),
     ],
 )
@@ -70,7 +66,6 @@ def test_after_an_iteration(iteration, settings, due):
 @pytest.mark.parametrize(
     ("finished", "final", "settings", "due"),
     [
-        (0, False, {}, ""),
         (5, False, {}, ""),
         (6, False, {}, "evaluate"),  # its evaluation may have been interrupted
         (6, False, {"has_test_sets": False}, ""),
@@ -80,7 +75,6 @@ def test_after_an_iteration(iteration, settings, due):
         (8, True, {"has_test_sets": False}, ""),
         (8, True, {"TEST_PERIOD": 0}, "evaluate"),
         (20, False, {}, "save evaluate end"),  # shortened: this is its final checkpoint
-        (0, False, {"finish": True}, "save evaluate end"),
         (5, False, {"finish": True}, "save evaluate end"),
         (12, True, {"finish": True}, "evaluate end"),
     ],

@@ -82,7 +82,7 @@ def test_without_space_nothing_is_cached_and_one_warning_logged(
 
 def _read_all(cache, fetched, start):
     start.wait()
-    for number, key in [*enumerate(KEYS)] * 3:
+    for number, key in [*enumerate(KEYS)] * 2:
 
         def fetch(number=number):
             with fetched.get_lock():
@@ -92,17 +92,17 @@ def _read_all(cache, fetched, start):
         assert cache.read(key, fetch) == bytes([number]) * 700
 
 
-@pytest.mark.parametrize(("limit", "max_fetched"), [(100_000, 40), (10_000, 4 * 3 * 40)])
+@pytest.mark.parametrize(("limit", "max_fetched"), [(100_000, 40), (10_000, 2 * 2 * 40)])
 def test_processes_share_the_cache(tmp_path, limit, max_fetched):
     cache = FileCache(tmp_path / "files", limit)
     context = multiprocessing.get_context("fork")
-    fetched, start = context.Value("i", 0), context.Barrier(4)
-    processes = [context.Process(target=_read_all, args=(cache, fetched, start)) for _ in range(4)]
+    fetched, start = context.Value("i", 0), context.Barrier(2)
+    processes = [context.Process(target=_read_all, args=(cache, fetched, start)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0] * 4
+    assert [process.exitcode for process in processes] == [0, 0]
     assert 40 <= fetched.value <= max_fetched
     assert size(cache) <= limit
     assert not list((tmp_path / "files").rglob("*.tmp"))

@@ -4,6 +4,7 @@ import argparse
 import collections
 import pickle
 import zipfile
+from itertools import product
 
 import numpy as np
 import pytest
@@ -120,21 +121,19 @@ def test_allowed_objects_cannot_be_changed(tmp_path):
     assert collections.OrderedDict.fromkeys([1]) == {1: None}
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["?", "i2", ">f8", "c8", "S3", "<U4"])
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_arrays_of_all_dtypes(tmp_path, dtype, order, protocol):
-    array = np.asarray(np.arange(6).reshape(2, 3).astype(dtype), order=order)
-    read = read_pickle(write(tmp_path / "w.pkl", array, protocol))
-    np.testing.assert_array_equal(read, array)
-    assert read.dtype == array.dtype.newbyteorder("=")
+def test_arrays_of_all_dtypes(tmp_path, protocol):
+    for dtype, order in product(("?", "i2", ">f8", "c8", "S3", "<U4"), "CF"):
+        array = np.asarray(np.arange(6).reshape(2, 3).astype(dtype), order=order)
+        read = read_pickle(write(tmp_path / "w.pkl", array, protocol))
+        np.testing.assert_array_equal(read, array)
+        assert read.dtype == array.dtype.newbyteorder("=")
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"no pickle", pickle.dumps({"a": 1})[:-3]])
+@pytest.mark.parametrize("data", [b"\x80", b"no pickle", pickle.dumps({"a": 1})[:-3]])
 def test_damaged_pickles(tmp_path, data):
     (tmp_path / "w.pkl").write_bytes(data)
-    problem = "is not a checkpoint" if data else "is empty"
-    with pytest.raises(CheckpointError, match=rf"w\.pkl: {problem}"):
+    with pytest.raises(CheckpointError, match=r"w\.pkl: is not a checkpoint"):
         read_checkpoint(tmp_path / "w.pkl")
 
 

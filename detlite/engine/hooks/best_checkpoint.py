@@ -74,7 +74,7 @@ class BestCheckpoint(Hook):
             if len(self._path) > 2 and self._path[0].endswith(EMA_SUFFIX):
                 average = find_average(self.trainer.hooks)
                 assert average is not None  # it has been evaluated
-                changes = {"path": best, "model": average.values, "training": {}}
+                changes: dict[str, Any] = {"path": best, "model": average.values, "training": {}}
                 save_checkpoint(replace(read_checkpoint(checkpoint), **changes), last=False)
             else:
                 with atomic_path(best) as temporary:
