@@ -26,7 +26,7 @@ from detlite.files.retry import without_secrets
 from detlite.modeling.detector import Detector
 from detlite.registry import Registry
 from detlite.structures.instances import Detections
-from detlite.structures.masks.rle import draw_runs
+from detlite.structures.masks.rle import draw_rle
 from detlite.structures.masks.rotated_box import rotated_box
 
 from .inputs import data_of, is_any_url, is_camera, is_video_name, split_page
@@ -242,5 +242,5 @@ def to_prediction(
     elif rles is not None:
         prediction["masks"] = bitmaps = torch.zeros((len(rles), *size), dtype=torch.bool)
         for bitmap, mask in zip(bitmaps.numpy(), rles, strict=True):
-            draw_runs(bitmap, mask["counts"])
+            bitmap[:] = draw_rle(mask["counts"], *size)
     return prediction

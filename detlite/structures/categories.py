@@ -55,16 +55,11 @@ class CategoryMatch:
     def __str__(self) -> str:
         """Say which categories match and which do not."""
         own, others = self._names
+        missing = {name for name, n in zip(others, self.numbers, strict=True) if n is None}
         lists = {
-            "categories matched by name": [
-                name for name, n in zip(others, self.numbers, strict=True) if n is not None
-            ],
-            f"only in {self._labels[0]}": [
-                name for n, name in enumerate(own) if n not in self.numbers
-            ],
-            f"only in {self._labels[1]}": [
-                name for name, n in zip(others, self.numbers, strict=True) if n is None
-            ],
+            "categories matched by name": [name for name in others if name not in missing],
+            f"only in {self._labels[0]}": [x for n, x in enumerate(own) if n not in self.numbers],
+            f"only in {self._labels[1]}": [name for name in others if name in missing],
         }
         return "; ".join(
             f"{what}: {shorten(', '.join(names), _MAX_LENGTH) or 'none'}"

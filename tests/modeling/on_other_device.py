@@ -15,14 +15,13 @@ from detlite.apps.doctor import machine
 from detlite.apps.doctor.operator_checks import operator_errors
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model, torch_device
-from detlite.structures.masks import packed as packed_masks
 from tests.modeling.family import (
     family_batch,
     family_config,
     losses_and_gradients,
     train_and_resume,
 )
-from tests.modeling.other_device import DEVICE, NAME, OtherDevice, _Other
+from tests.modeling.other_device import DEVICE, NAME, OtherDevice
 
 KINDS = ["c4", "keypoint", "cascade", "retinanet"]
 
@@ -72,15 +71,12 @@ def test_results_are_those_of_the_cpu(config, other):
     torch.testing.assert_close(*leaves, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("has_float64", [False, True])
-def test_masks_are_cropped_where_there_is_float64(tiny_config, other, monkeypatch, has_float64):
-    monkeypatch.setattr(_Other, "has_float64", has_float64)
-    monkeypatch.setattr(packed_masks, "_has_float64", packed_masks._has_float64.__wrapped__)
+def test_masks_stay_on_the_cpu(tiny_config, other):
     _, truth, _ = family_batch(build_model(family_config("mask", tiny_config)))
     index, boxes = torch.tensor([0, -1, 2]), torch.tensor([[5.0, 5, 25, 30]]).repeat(3, 1)
     expected = ops.crop_masks(*truth.masks.tensors(), index, boxes, 14, False)
     there = truth.to(DEVICE).masks
-    assert there.values.device.type == (NAME if has_float64 else "cpu")
+    assert there.values.device.type == "cpu"
     actual = ops.crop_masks(*there.tensors(), index.to(DEVICE), boxes.to(DEVICE), 14, False)
     assert actual.device.type == NAME
     assert expected.any()

@@ -29,7 +29,7 @@ def paste_objects(
     whole = image.shape[1], image.shape[2]
     height, width = size = min(whole[0], source.shape[1]), min(whole[1], source.shape[2])
     pasted = crop_target(source_target, 0, 0, *size)
-    pasted = {**pasted, "masks": place_masks(pasted["masks"], size, 0, 0, whole)}
+    pasted = {**pasted, "masks": place_masks(pasted["masks"], size, whole)}
     if "ignored_boxes" in pasted:  # of objects that are not pasted
         pasted["ignored_boxes"] = pasted["ignored_boxes"][:0]
     union = np.zeros(whole, bool)

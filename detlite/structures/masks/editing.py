@@ -39,12 +39,9 @@ def crop_to_window(masks: PackedMasks, top: int, left: int, height: int, width: 
     return pack(cropped, height, width)
 
 
-def place_masks(
-    masks: PackedMasks, size: tuple[int, int], top: int, left: int, whole: tuple[int, int]
-) -> PackedMasks:
-    """Place the masks of an image of (height, width) `size` in a larger image.
+def place_masks(masks: PackedMasks, size: tuple[int, int], whole: tuple[int, int]) -> PackedMasks:
+    """Place the masks of an image of (height, width) `size` in the corner of one of size `whole`.
 
-    `top` and `left` are its first row and column in the larger image of size `whole`.
     Polygons that exceed their image become run lengths, because the area beyond its border belongs
     to other images.
     """
@@ -53,10 +50,10 @@ def place_masks(
         rings = [] if frame[0] else [ring.reshape(-1, 2) for ring in pieces]
         if frame[0] or any(((ring < 0) | (ring > size[::-1])).any() for ring in rings):
             bitmap = np.zeros(whole, np.uint8)
-            bitmap[top : top + size[0], left : left + size[1]] = draw_pieces(pieces, frame, *size)
+            bitmap[: size[0], : size[1]] = draw_pieces(pieces, frame, *size)
             placed.append(boundaries_of_bitmap(bitmap))
         else:
-            placed.append([ring + np.array([left, top]) for ring in rings])
+            placed.append(rings)
     return pack(placed, *whole)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as rle_codec
 
-from .rle import draw_runs
+from .rle import draw_rle
 
 Segmentation = list[Any] | dict[str, Any]
 RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
@@ -19,14 +19,12 @@ def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray
     the image's size with counts as a list or a compressed string.
 
     Raises:
-        ValueError: the RLE has another size; see also `polygons_to_rle` and `draw_runs`.
+        ValueError: the RLE has another size; see also `polygons_to_rle` and `draw_rle`.
     """
     if isinstance(segmentation, dict):
         if list(segmentation["size"]) != [height, width]:
             raise ValueError(f"an RLE of size {segmentation['size']}, not {[height, width]}")
-        bitmap = np.zeros((height, width), np.uint8)
-        draw_runs(bitmap, segmentation["counts"])
-        return bitmap
+        return draw_rle(segmentation["counts"], height, width)
     return rle_codec.decode(polygons_to_rle(segmentation, height, width))
 
 

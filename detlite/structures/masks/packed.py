@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -103,12 +102,9 @@ class PackedMasks:
         """
         padded = []
         for image in masks:
-            missing = count - len(image)
-            if missing < 0:
+            if len(image) > count:
                 raise ValueError(f"{len(image)} masks of an image do not fit into {count}")
-            instances = pad(image.instances, (0, missing), value=int(image.instances[-1]))
-            frames = pad(image.frames, (0, 0, 0, missing))
-            padded.append(cls(image.values, image.pieces, instances, frames))
+            padded += [image, pack([[]] * (count - len(image)), 0, 0)]
         return cls.join(padded)
 
     @classmethod
@@ -126,8 +122,8 @@ class PackedMasks:
         return len(self.instances) - 1
 
     def to(self, device: torch.device | str) -> PackedMasks:
-        """Move to a device, unless it has no float64 (MPS)."""
-        if not _has_float64(torch.device(device).type):
+        """Move to a device, unless it has no kernel for them, and perhaps no float64."""
+        if torch.device(device).type not in ("cpu", "cuda", "meta"):
             return self
         return PackedMasks(*(to_device(t, device) for t in self.tensors()))
 
@@ -200,17 +196,6 @@ class PackedMasks:
 
 
 torch.export.register_dataclass(PackedMasks, serialized_type_name="detlite.PackedMasks")
-
-
-@cache
-def _has_float64(device_type: str) -> bool:
-    if device_type in ("cpu", "cuda", "meta"):
-        return True
-    try:
-        torch.zeros(1, dtype=torch.float64, device=device_type)
-    except (TypeError, RuntimeError):
-        return False
-    return True
 
 
 def _from_arrays(*arrays: np.ndarray) -> PackedMasks:

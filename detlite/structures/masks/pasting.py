@@ -19,40 +19,49 @@ def paste_probabilities(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> 
     """
     padded = F.pad(probs.float(), (2, 2, 2, 2))
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return _paste_in_graph(padded, boxes, size)
+        return _paste(padded, boxes, (0, size[1]), (0, size[0]))
     pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
-    for number, (mask, box) in enumerate(zip(padded, boxes.tolist(), strict=True)):
-        if not all(map(math.isfinite, box)):
-            continue
-        # Separable: along the rows, then between them. The kernel `paste_masks_rle` does the same
-        # operations in the same order, so that both round alike.
-        x1, y1, x2, y2 = box
-        columns, cell, weight = _pixel_taps(x1, x2, probs.shape[2], size[1], probs.device)
-        stretched = mask[:, cell] * (1 - weight) + mask[:, cell + 1] * weight
-        rows, cell, weight = _pixel_taps(y1, y2, probs.shape[1], size[0], probs.device)
-        weight = weight[:, None]
-        values = stretched[cell] * (1 - weight) + stretched[cell + 1] * weight
-        pasted[number, rows, columns] = values
+    for number, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
+        if all(map(math.isfinite, (x1, y1, x2, y2))):
+            columns = _covered_pixels(x1, x2, probs.shape[2], size[1])
+            rows = _covered_pixels(y1, y2, probs.shape[1], size[0])
+            one = slice(number, number + 1)
+            window = _paste(padded[one], boxes[one], columns, rows)
+            pasted[number, slice(*rows), slice(*columns)] = window[0]
     return pasted
 
 
-def _paste_in_graph(padded: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Paste masks that are padded with two rings of zeros, without reading values.
+def _paste(
+    padded: Tensor, boxes: Tensor, columns: tuple[int, int], rows: tuple[int, int]
+) -> Tensor:
+    """Paste masks that are padded with two rings of zeros into a window, without reading values.
 
-    Every pixel of the image is computed, not only those inside the boxes.
+    Separable: along the rows, then between them. The kernel `paste_masks_rle` does the same
+    operations in the same order, so that both round alike.
     """
     finite = boxes.isfinite().all(dim=1)
-    boxes, cells = torch.where(finite[:, None], boxes, 0), padded.shape[-1] - 4
-    for axis, limit in ((0, size[1]), (1, size[0])):
+    boxes = torch.where(finite[:, None], boxes, 0)
+    for axis, window in ((0, columns), (1, rows)):
         low, high = boxes[:, axis, None], boxes[:, axis + 2, None]
-        centers = torch.arange(limit, dtype=torch.float32, device=boxes.device) + 0.5
-        position = (centers - low) / ((high - low).clamp(min=1e-6) / cells) - 0.5  # [N, limit]
-        weight = (position - position.floor())[:, None]
-        index = position.floor().clamp(-2, cells).long()[:, None] + 2
+        cells = padded.shape[2] - 4
+        cell = ((high.double() - low.double()).clamp(min=1e-6) / cells).float()
+        centers = torch.arange(*window, dtype=torch.float32, device=boxes.device) + 0.5
+        position = (centers - low) / cell - 0.5  # [N, pixels]
+        index = position.floor()
+        weight = (position - index)[:, None]
+        index = index.clamp(-2, cells).long()[:, None] + 2
         index = index.expand(-1, padded.shape[1], -1)
         padded = padded.gather(2, index) * (1 - weight) + padded.gather(2, index + 1) * weight
         padded = padded.transpose(1, 2)  # the rows after the columns
     return padded * finite[:, None, None]
+
+
+def _covered_pixels(low: float, high: float, cells: int, limit: int) -> tuple[int, int]:
+    """Return the first pixel of an axis that a mask covers, and the one after the last."""
+    cell = max(high - low, 1e-6) / cells
+    # The mask reaches half a cell beyond the box: one cell from the outermost cell center.
+    start = min(max(int(low - 0.5 * cell - 0.5), 0), limit)
+    return start, min(max(int(high + 0.5 * cell + 0.5) + 1, start), limit)
 
 
 def paste_boxes(boxes: Tensor, resolution: int, convention: Convention) -> Tensor:
@@ -70,22 +79,3 @@ def paste_boxes(boxes: Tensor, resolution: int, convention: Convention) -> Tenso
     low, high = (center - enlarged).trunc(), (center + enlarged).trunc() + 1
     side, cells = (high - low).clamp(min=1), resolution + 2
     return torch.cat([low + side / cells, low + side * ((cells - 1) / cells)], dim=1)
-
-
-def _pixel_taps(
-    low: float, high: float, cells: int, limit: int, device: torch.device
-) -> tuple[slice, Tensor, Tensor]:
-    """Return the interpolation along one axis of a mask that is padded with two rings of zeros.
-
-    Returns:
-        The pixels that the mask covers, the padded cell before the center of each pixel, and the
-        weight of the next cell (0 to 1).
-    """
-    cell = max(high - low, 1e-6) / cells
-    # The mask reaches half a cell beyond the box: one cell from the outermost cell center.
-    start = min(max(int(low - 0.5 * cell - 0.5), 0), limit)
-    stop = min(max(int(high + 0.5 * cell + 0.5) + 1, start), limit)
-    centers = torch.arange(start, stop, dtype=torch.float32, device=device) + 0.5
-    position = (centers - low) / torch.tensor(cell, dtype=torch.float32) - 0.5
-    index = position.floor()
-    return slice(start, stop), index.clamp(-2, cells).long() + 2, position - index

@@ -154,24 +154,18 @@ def sum_runs(runs: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return inside, np.bincount(owners, lengths, len(counts)), negative
 
 
-def draw_runs(bitmap: np.ndarray, counts: Counts) -> None:
-    """Set the pixels of an RLE in a bitmap `[H, W]` of zeros. Skips the empty columns around it.
+def draw_rle(counts: Counts, height: int, width: int) -> np.ndarray:
+    """Draw an RLE as a bitmap uint8 `[height, width]`.
 
     Raises:
         ValueError: the counts are not run lengths, or exceed the bitmap.
     """
-    runs, height = run_lengths(counts), len(bitmap)
+    runs = run_lengths(counts)
     pixels = runs.sum(dtype=np.float64)  # cannot overflow
-    if (runs < 0).any() or pixels > bitmap.size:
-        raise ValueError(f"the RLE counts cover {pixels:.0f} pixels of {bitmap.size}")
-    runs = runs[: len(runs) // 2 * 2]
-    if len(runs):
-        left, end = runs[0] // height, runs.sum()
-        right = -(-end // height)
-        runs = np.append(runs, right * height - end)  # to the last row
-        runs[0] -= left * height
-        bits = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-        bitmap[:, left:right] = bits.reshape(-1, height).T
+    if (runs < 0).any() or pixels > height * width:
+        raise ValueError(f"the RLE counts cover {pixels:.0f} pixels of {height * width}")
+    edges = runs.cumsum()
+    return decode_frame(edges[: len(edges) // 2 * 2], (height, width, 0, 0, height, width))
 
 
 def boundaries_of_counts(masks: Sequence[Counts], pixels: int) -> list[np.ndarray]:
@@ -221,16 +215,17 @@ def decode_frame(
     columns = width - 1 - columns if flip_x else columns
     rows = height - 1 - rows if flip_y else rows
     bitmap = np.zeros((len(columns), len(rows)), np.uint8)
-    if len(boundaries):
-        # Search only between the first and the last pixel of the mask.
-        edges = boundaries.astype(np.int64)
-        first = edges[0::2]
-        last = np.append(edges[1::2], height * width)[: len(first)] - 1
-        used = (columns >= first[0] // height) & (columns <= last[-1] // height)
-        top, bottom = (first % height).min(), (last % height).max()
-        if (first // height != last // height).any():  # a run from one column into the next
-            top, bottom = 0, height - 1
-        seen = (rows >= top) & (rows <= bottom)
-        positions = columns[used, None] * height + rows[seen]
-        bitmap[np.ix_(used, seen)] = np.searchsorted(edges, positions, side="right") % 2
+    edges = boundaries.astype(np.int64)
+    edges = edges if len(edges) % 2 == 0 else np.append(edges, height * width)
+    if len(edges):
+        used = (columns >= edges[0] // height) & (columns * height < edges[-1])
+        if used.any():
+            # Draw only the columns that are read.
+            first, last = columns[used].min(), columns[used].max()
+            start, end = first * height, (last + 1) * height
+            runs = np.diff(edges.clip(start, end), prepend=start, append=end)
+            bits = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(-1, height)
+            part = bits.take(columns[used] - first, axis=0).take(rows, axis=1, mode="clip")
+            part[:, (rows < 0) | (rows >= height)] = False  # the window may exceed the frame
+            bitmap[used] = part
     return bitmap.T

@@ -1,16 +1,16 @@
-"""Area and oriented rectangle of a mask, from its runs of pixels."""
+"""Area and oriented rectangle of a mask."""
 
 from typing import Any
 
 import numpy as np
+from pycocotools import mask as rle_codec
 
-from .rle import boundaries_of_bitmap, boundaries_of_counts
+from .rle import draw_rle
 
 
 def area(mask: Any) -> int:
     """Return the number of pixels of a mask, a COCO RLE or a bool bitmap [H, W]."""
-    starts, ends, _ = _runs(mask)
-    return int((ends - starts).sum())
+    return int(rle_codec.area(mask) if isinstance(mask, dict) else np.count_nonzero(mask))
 
 
 def rotated_box(mask: Any) -> tuple[float, float, float, float, float]:
@@ -23,10 +23,11 @@ def rotated_box(mask: Any) -> tuple[float, float, float, float, float]:
     minimum-area encasing rectangle for an arbitrary closed curve, 1975). Pixels are squares, so
     an upright mask has the sides of its box; `cv2.minAreaRect` of pixel centers is smaller by 1.
     """
-    starts, ends, height = _runs(mask)
-    if not len(starts):
+    is_rle = isinstance(mask, dict)
+    bitmap = draw_rle(mask["counts"], *mask["size"]) if is_rle else np.asarray(mask)
+    hull = _convex_hull(bitmap)
+    if not len(hull):
         return (0.0,) * 5
-    hull = _convex_hull(_corners(starts, ends, height))
     edges = np.roll(hull, -1, axis=0) - hull
     edges /= np.hypot(*edges.T)[:, None]
     axes = np.stack([edges, edges[:, ::-1] * [-1, 1]])  # [2, E, 2], along and across each edge
@@ -40,51 +41,21 @@ def rotated_box(mask: Any) -> tuple[float, float, float, float, float]:
     return float(x), float(y), float(max(along, across)), float(min(along, across)), float(angle)
 
 
-def _runs(mask: Any) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the first positions of runs of pixels and those after their last ones, column by
-    column, and the height of the image."""
-    if isinstance(mask, dict):
-        height, width = mask["size"]
-        (edges,) = boundaries_of_counts([mask["counts"]], height * width)
-    else:
-        bitmap = np.asarray(mask)
-        height, width = bitmap.shape
-        edges = boundaries_of_bitmap(bitmap)
-    edges = edges.astype(np.int64)
-    starts, ends = edges[0::2], edges[1::2]
-    ends = ends if len(ends) == len(starts) else np.append(ends, height * width)
-    return starts[starts < ends], ends[starts < ends], height
-
-
-def _corners(starts: np.ndarray, ends: np.ndarray, height: int) -> np.ndarray:
-    """Return corners [N, 2] of pixels, among them all that are corners of the convex hull."""
-    (first, top), (last, bottom) = divmod(starts, height), divmod(ends - 1, height)
-    one, several, more = last == first, last > first, last > first + 1
-    columns = [  # left edge of a column, and the rows in which a run starts and ends in it
-        (first, top, np.where(one, bottom + 1, height)),
-        (last[several], np.zeros(several.sum(), int), bottom[several] + 1),
-        (first[more] + 1, np.zeros(more.sum(), int), np.full(more.sum(), height)),
-        (last[more] - 1, np.zeros(more.sum(), int), np.full(more.sum(), height)),
-    ]
-    x, y, end = (np.concatenate(values) for values in zip(*columns, strict=True))
-    return np.stack([np.concatenate([x, x + 1, x, x + 1]), np.concatenate([y, y, end, end])], 1)
-
-
-def _convex_hull(points: np.ndarray) -> np.ndarray:
-    """Return the corners [H, 2] of the convex hull of integer points (Andrew's monotone chain)."""
-    order = np.lexsort(points.T[::-1])  # by x, then y
-    points = points[order]
-    ends = np.flatnonzero(np.diff(points[:, 0], append=points[-1, 0] + 1))  # last of each x
-    starts = np.concatenate([[0], ends[:-1] + 1])
+def _convex_hull(bitmap: np.ndarray) -> np.ndarray:
+    """Return the corners [H, 2] of the convex hull of the set pixels (Andrew's monotone chain)."""
+    x = np.flatnonzero(bitmap.any(axis=0))
+    tops = bitmap[:, x].argmax(axis=0)
+    bottoms = len(bitmap) - bitmap[::-1, x].argmax(axis=0)
     chains = []
-    for chain in (points[starts], points[ends][::-1]):
+    for y, step in ((tops, 1), (bottoms, -1)):
+        points = np.stack([np.concatenate([x, x + 1]), np.concatenate([y, y])], axis=1)
         hull: list[list[int]] = []
-        for x, y in chain.tolist():
-            while len(hull) > 1 and _turns_back(hull[-2], hull[-1], x, y):
+        for column, row in np.unique(points, axis=0)[::step].tolist():
+            while len(hull) > 1 and _turns_back(hull[-2], hull[-1], column, row):
                 hull.pop()
-            hull.append([x, y])
-        chains.append(np.array(hull, float))
-    return np.concatenate(chains)
+            hull.append([column, row])
+        chains += hull
+    return np.array(chains, float).reshape(-1, 2)
 
 
 def _turns_back(a: list[int], b: list[int], x: int, y: int) -> bool:

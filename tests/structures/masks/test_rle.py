@@ -5,12 +5,7 @@ import pytest
 from pycocotools import mask as rle_codec
 
 from detlite.structures.masks import rle
-from detlite.structures.masks.rle import (
-    EncodedMasks,
-    boundaries_of_counts,
-    draw_runs,
-    run_lengths,
-)
+from detlite.structures.masks.rle import EncodedMasks, boundaries_of_counts, draw_rle, run_lengths
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -41,24 +36,19 @@ def test_runs_are_drawn_like_pycocotools_does(seed):
     top, bottom = sorted(rng.integers(0, height + 1, 2))
     left, right = sorted(rng.integers(0, width + 1, 2))
     mask[top:bottom, left:right] = rng.random((bottom - top, right - left)) < rng.choice([0.5, 1])
-    bitmap = np.zeros((height, width), bool)
-    draw_runs(bitmap, rle_codec.encode(mask)["counts"])
-    assert (bitmap == mask).all()
+    assert np.array_equal(draw_rle(rle_codec.encode(mask)["counts"], height, width), mask)
 
 
 def test_empty_runs_are_drawn():
-    bitmap = np.zeros((2, 3), np.uint8)
-    draw_runs(bitmap, [1, 0, 2, 1, 0, 1, 1])
-    assert bitmap.T.ravel().tolist() == [0, 0, 0, 1, 1, 0]
-    draw_runs(bitmap, [6])
-    draw_runs(bitmap, "")
-    assert bitmap.sum() == 2
+    assert draw_rle([1, 0, 2, 1, 0, 1, 1], 2, 3).T.ravel().tolist() == [0, 0, 0, 1, 1, 0]
+    assert not draw_rle([6], 2, 3).any()
+    assert not draw_rle("", 2, 3).any()
 
 
 @pytest.mark.parametrize("counts", [[0, 8], [6, 1], [100, 2], [4, -1, 1, 2], [2**40]])
 def test_runs_must_fit_into_the_bitmap(counts):
     with pytest.raises(ValueError, match="the RLE counts cover"):
-        draw_runs(np.zeros((2, 3), bool), counts)
+        draw_rle(counts, 2, 3)
 
 
 def test_run_boundaries_exclude_the_end_of_the_frame():
