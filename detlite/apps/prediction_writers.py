@@ -54,10 +54,7 @@ def to_supervision(prediction: Prediction) -> Any:
     masks = None
     if "masks" in prediction:
         size = prediction["size"]
-        bitmaps = [
-            to_bitmap(mask, *size) if isinstance(mask, dict) else mask.numpy()
-            for mask in prediction["masks"]
-        ]
+        bitmaps = [to_bitmap(mask, *size) for mask in prediction["masks"]]
         masks = np.array(bitmaps, bool).reshape(-1, *size)
     return supervision.Detections(
         xyxy=prediction["boxes"].numpy(),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.apps.batch_predict import input_names
+from detlite.apps.batch_predict import predict_run
 from detlite.apps.prediction_files.writer import file_stem
 from detlite.data import DataError
 from detlite.data.images.pixels import DEFAULT_OPTIONS
@@ -21,7 +21,7 @@ from detlite.inference.inputs import expand_input, is_video_name, split_page
 
 
 def list_inputs(inputs: Sequence[str], exclude: Sequence[Path] = ()) -> list[str]:
-    return [*input_names.list_inputs(inputs, DEFAULT_OPTIONS, exclude)]
+    return [*predict_run.list_inputs(inputs, DEFAULT_OPTIONS, exclude)]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from hashlib import sha256
 from itertools import groupby
@@ -13,19 +13,23 @@ from pathlib import Path
 from detlite.apps.optional_packages import import_optional
 from detlite.apps.prediction_files.writer import FORMATS, Entry, ModelInfo
 from detlite.config import ConfigError
+from detlite.data.images.pixels import ImageOptions
+from detlite.data.images.reading import count_pages
 from detlite.engine.run_files import run_lock
 from detlite.errors import one_line
+from detlite.files.errors import DataError
 from detlite.files.progress import progress_bar
-from detlite.inference.inputs import is_live, is_video_name
+from detlite.inference.inputs import expand_input, is_any_url, is_live, is_video_name
 from detlite.inference.predictor import Predictor
 from detlite.threads import limit_threads
 
 from .image_files import FOLDERS, ImageFiles
-from .input_names import list_inputs
 from .predict_images import load_predictor
 from .ray import Predict, ray_entries
 from .resumable_run import ResumableRun, Totals, remove_results
 from .video import predict_video
+
+_PAGED_SUFFIXES = (".tif", ".tiff", ".gif", ".webp", ".png", ".apng", ".avif")
 
 
 def predict(options: Namespace) -> Totals:
@@ -90,7 +94,7 @@ def _predict_all(
         def add(entries: Iterator[Entry]) -> None:
             for entry in entries:
                 if "problem" in entry:
-                    if sys.stderr.isatty():
+                    if sys.stderr and sys.stderr.isatty():
                         bar.clear()
                     print(f"skipped: {one_line(entry['problem'])}", file=sys.stderr)
                 run.add(entry)
@@ -138,3 +142,21 @@ def _content_of(name: str) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return f"a file of SHA-256 {digest.hexdigest()[:16]}"
+
+
+def list_inputs(
+    inputs: Sequence[str], options: ImageOptions, exclude: Sequence[Path] = ()
+) -> Iterator[str]:
+    """Yield the names of images and videos, in the order of `inputs`, see `expand_input`.
+
+    A local file of several pages has a name for each: `scan.tif#page=1`, ... Only files of formats
+    that can have pages are opened. A damaged file is reported when it is read.
+    """
+    for source in inputs:
+        found = expand_input(source, exclude)
+        for name in [found] if isinstance(found, str) else found:
+            pages = 1
+            if name.lower().endswith(_PAGED_SUFFIXES) and not is_any_url(name):
+                with suppress(DataError):
+                    pages = count_pages(name, options)
+            yield from [name] if pages == 1 else (f"{name}#page={k + 1}" for k in range(pages))

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from itertools import islice
+from contextlib import ExitStack
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -13,11 +13,9 @@ from torch import Tensor
 from detlite.files.errors import DataError
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
-from detlite.structures.instances import Detections
 
 T = TypeVar("T")
-Reading = tuple[int, Future[LoadedImage | DataError]]
-Batch = dict[int, LoadedImage]  # by index
+Read = tuple[int, LoadedImage | DataError]  # an image, with its index in the stream
 
 
 def predict_stream(
@@ -34,84 +32,84 @@ def predict_stream(
     the cores, so that the single-threaded parts of one leave no core idle.
 
     Args:
-        images: inputs of a Predictor; may be endless.
+        images: inputs of a Predictor, or a DataError for one that cannot be read; may be endless.
         finish: called with the index of an image in `images`, the image uint8 [3, H, W] and its
             prediction, in any thread and order.
-        batch_size: number of images of similar size to run together, among those already read.
+        batch_size: number of images of similar size to run together, among the next ones.
         threads: number of threads that read and finish.
 
     Yields:
         For each image, in order, the value of `finish`, or the DataError of an unreadable file.
     """
 
-    def read(image: Any) -> LoadedImage | DataError:
+    def read(item: tuple[int, Any]) -> Read:
+        index, image = item
         try:
-            return predictor.load(image)
+            return index, image if isinstance(image, DataError) else predictor.load(image)
         except DataError as error:
-            return error
+            return index, error
 
-    def finish_one(index: int, loaded: LoadedImage, detections: Detections) -> T:
-        return finish(index, loaded.original, predictor.to_prediction(detections, loaded))
+    def detect(batch: dict[int, Any]) -> list[tuple[int, Any, Any]]:
+        unreadable = any(isinstance(image, DataError) for image in batch.values())
+        found = [None] if unreadable else predictor.detect([*batch.values()])
+        return [*zip(batch, batch.values(), found, strict=True)]
 
-    source = enumerate(images)
-    max_ahead, next_index = threads + 2 * batch_size, 0
-    reading: deque[Reading] = deque()
-    running: deque[tuple[Batch, Future[list[Detections]]]] = deque()
-    finishing: dict[int, Future[Any]] = {}
-    streams = predictor.streams
+    def finish_one(detected: tuple[int, Any, Any]) -> tuple[int, T | DataError]:
+        index, loaded, detections = detected
+        if isinstance(loaded, DataError):
+            return index, loaded
+        return index, finish(index, loaded.original, predictor.to_prediction(detections, loaded))
+
     with ExitStack() as stack:
         pool = ThreadPoolExecutor(threads)
         stack.callback(pool.shutdown, cancel_futures=True)  # for example after Ctrl-C
-        networks = stack.enter_context(_network_threads(streams))
-        while True:
-            for index, image in islice(source, max_ahead - len(reading)):
-                reading.append((index, pool.submit(read, image)))
-            if not (reading or running or finishing):
-                return
-            while reading and len(running) < streams:
-                index, future = reading.popleft()
-                loaded = future.result()
-                if isinstance(loaded, DataError):
-                    finishing[index] = future
-                else:
-                    similar = _similar_images(predictor, loaded, reading, batch_size - 1)
-                    batch = {index: loaded} | similar
-                    detecting = networks.submit(predictor.detect, list(batch.values()))
-                    running.append((batch, detecting))
-            while next_index in finishing and (
-                finishing[next_index].done() or len(finishing) > max_ahead or not running
-            ):
-                yield finishing.pop(next_index).result()
-                next_index += 1
-            if running:
-                batch, detecting = running.popleft()
-                for (index, loaded), found in zip(batch.items(), detecting.result(), strict=True):
-                    finishing[index] = pool.submit(finish_one, index, loaded, found)
-
-
-@contextmanager
-def _network_threads(streams: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads that divide torch's cores among them."""
-    cores = torch.get_num_threads()
-    cores_each = max(cores // streams, 1)
-    try:
-        with ThreadPoolExecutor(
-            streams, initializer=torch.set_num_threads, initargs=(cores_each,)
-        ) as pool:
-            yield pool
-    finally:
+        streams, cores = predictor.streams, torch.get_num_threads()
         # set_num_threads in one thread also changes the default of future threads.
-        torch.set_num_threads(cores)
+        stack.callback(torch.set_num_threads, cores)
+        cores_each = max(cores // streams, 1)
+        networks = ThreadPoolExecutor(streams, "network", torch.set_num_threads, (cores_each,))
+        stack.enter_context(networks)
+        loaded = _ahead(pool, read, enumerate(images), threads + batch_size)
+        batches = _similar_images(predictor, loaded, batch_size)
+        detected = chain.from_iterable(_ahead(networks, detect, batches, streams))
+        finished, next_index = dict[int, T | DataError](), 0
+        for index, result in _ahead(pool, finish_one, detected, threads):
+            finished[index] = result
+            while next_index in finished:
+                yield finished.pop(next_index)
+                next_index += 1
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, function: Callable[[Any], Any], items: Iterable[Any], count: int
+) -> Iterator[Any]:
+    """Yield the results of a function for items, in order, while the pool works on the next ones.
+
+    `count` is the number of items that are in work while a result is used.
+    """
+    futures = deque[Future[Any]]()
+    for item in items:
+        futures.append(pool.submit(function, item))
+        if len(futures) > count:
+            yield futures.popleft().result()
+    while futures:
+        yield futures.popleft().result()
 
 
 def _similar_images(
-    predictor: Predictor, loaded: LoadedImage, reading: deque[Reading], count: int
-) -> Batch:
-    """Remove up to `count` images from `reading` that are read and padded to the same size."""
-    size, batch = predictor.padded_size(loaded), Batch()
-    for index, future in list(reading):
-        image = future.result() if future.done() and len(batch) < count else None
-        if isinstance(image, LoadedImage) and predictor.padded_size(image) == size:
-            batch[index] = image
-            reading.remove((index, future))
-    return batch
+    predictor: Predictor, images: Iterable[Read], size: int
+) -> Iterator[dict[int, Any]]:
+    """Yield batches by index: up to `size` images, padded to the same size, or a DataError.
+
+    An image waits for at most 2 * `size` others.
+    """
+    waiting: dict[Any, dict[int, Any]] = {}  # by padded size, the one of the first image first
+    for index, image in images:
+        key = index if isinstance(image, DataError) else predictor.padded_size(image)
+        waiting.setdefault(key, {})[index] = image
+        if key == index or len(waiting[key]) == size:
+            yield waiting.pop(key)
+        oldest = next(iter(waiting), None)
+        if oldest is not None and index - next(iter(waiting[oldest])) >= 2 * size:
+            yield waiting.pop(oldest)
+    yield from waiting.values()

@@ -33,12 +33,11 @@ MANIFEST, PROGRESS = "manifest.json", "progress.jsonl"
 
 @dataclass
 class Totals:
-    """Numbers of processed images and frames, unreadable images, objects and videos."""
+    """Numbers of processed images and frames of videos, unreadable images, and objects."""
 
     images: int = 0
     unreadable: int = 0
     objects: int = 0
-    videos: int = 0
 
     def add(self, entry: Entry) -> None:
         """Count an entry."""
@@ -46,12 +45,9 @@ class Totals:
         self.objects += 0 if is_problem else len(entry["objects"])
         self.unreadable += is_problem
         self.images += not is_problem
-        self.videos += entry["image"].get("frame") == 0
 
     def __str__(self) -> str:
-        kind = "images and video frames" if self.videos else "images"
-        done = f"{self.images} {kind} done"
-        return f"{done}, {self.unreadable} unreadable, {self.objects} objects"
+        return f"{self.images} images done, {self.unreadable} unreadable, {self.objects} objects"
 
 
 class ResumableRun:

@@ -39,15 +39,11 @@ _TICK = Fraction(1, 90_000)  # seconds; a multiple represents all common frame r
 
 @dataclass(frozen=True)
 class Frame:
-    """An image uint8 [C, H, W], its number from 0 on, and its time in seconds.
-
-    `aspect` is the width of a pixel divided by its height, for players.
-    """
+    """An image uint8 [C, H, W], its number from 0 on, and its time in seconds."""
 
     number: int
     time: Fraction
     image: Tensor
-    aspect: Fraction = Fraction(1)
 
 
 class Video:
@@ -80,7 +76,6 @@ class Video:
         except (av.FFmpegError, OSError, ValueError) as error:
             raise DataError(f"{name}: cannot be read as a video ({error})") from error
         stream.thread_type = "AUTO"
-        self._aspect = Fraction(stream.sample_aspect_ratio or 1)
         self.rate = Fraction(stream.average_rate or _DEFAULT_RATE)
 
     def frames(self) -> Iterator[Frame]:
@@ -93,8 +88,7 @@ class Video:
                 quarters = round(getattr(frame, "rotation", 0) / 90)  # counterclockwise
                 pixels = np.rot90(frame.to_ndarray(format=self._pixels), quarters)
                 pixels = pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
-                aspect = self._aspect if quarters % 2 == 0 else 1 / self._aspect
-                yield Frame(number, time - start, torch.from_numpy(pixels.copy()), aspect)
+                yield Frame(number, time - start, torch.from_numpy(pixels.copy()))
         except (self._av.FFmpegError, OSError) as error:
             raise DataError(f"{self.name}: the rest cannot be decoded ({error})") from error
 
@@ -109,21 +103,19 @@ class Video:
 def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[..., None]]:
     """Yield a function that adds an RGB image at a time in seconds to an MP4 file, as H.264.
 
-    All images have the same size and `aspect` (see `Frame`). H.264 drops the last pixel of an odd
-    side.
+    All images have the same size. H.264 drops the last pixel of an odd side.
     """
     av = import_optional("av", _EXTRA)
     stream: Any = None
     last_tick = -1
 
-    def add(image: Image.Image, time: Fraction, aspect: Fraction = Fraction(1)) -> None:
+    def add(image: Image.Image, time: Fraction) -> None:
         nonlocal stream, last_tick
         width, height = (side // 2 * 2 for side in image.size)
         if stream is None:
             stream = container.add_stream("libx264", rate, options=_CODEC_OPTIONS)
             stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
             stream.codec_context.time_base = _TICK
-            stream.codec_context.sample_aspect_ratio = aspect
         frame = av.VideoFrame.from_image(image.crop((0, 0, width, height)))
         # Times must increase, but some cameras' times do not.
         last_tick = max(round(time / _TICK), last_tick + 1)
@@ -162,11 +154,10 @@ def build_tracker(frame_rate: float) -> Callable[[Prediction], list[int | None]]
             data={"index": np.arange(count)},
         )
         tracked = tracker.update(detections)  # in another order
-        ids: list[int | None] = [None] * count
+        ids = np.full(count, -1)
         if tracked.tracker_id is not None and count:
-            for index, track_id in zip(tracked.data["index"], tracked.tracker_id, strict=True):
-                ids[int(index)] = None if track_id < 0 else int(track_id) + 1
-        return ids
+            ids[tracked.data["index"]] = tracked.tracker_id
+        return [None if track_id < 0 else track_id + 1 for track_id in ids.tolist()]
 
     return track
 
@@ -182,16 +173,15 @@ def predict_video(files: ImageFiles, name: str, first_id: int) -> Generator[Entr
         first_id: image id of the first frame.
     """
     predictor, options = files.predictor, files.options
-    waiting, problem, number = deque[Frame](), "", first_id
+    waiting, number = deque[Frame](), first_id
 
-    def read_frames(video: Video) -> Iterator[Tensor]:
-        nonlocal problem
+    def read_frames(video: Video) -> Iterator[Tensor | DataError]:
         try:
             for frame in video.frames():
                 waiting.append(frame)
                 yield frame.image
-        except DataError as error:  # the pipeline still has to finish the frames before it
-            problem = str(error)
+        except DataError as error:  # raised below, after the frames before it
+            yield error
 
     try:
         with Video(name, predictor.image_options.channels) as video, ExitStack() as stack:
@@ -203,17 +193,16 @@ def predict_video(files: ImageFiles, name: str, first_id: int) -> Generator[Entr
                 predictor, read_frames(video), lambda _, image, found: found,
                 options.batch_size, options.threads,
             ):  # fmt: skip
-                assert not isinstance(prediction, DataError)  # the frames are already decoded
+                if isinstance(prediction, DataError):
+                    raise prediction
                 frame = waiting.popleft()
                 if track is not None:
                     prediction["track_ids"] = track(prediction)
                 if add_frame is not None:
-                    add_frame(files.draw(frame.image, prediction), frame.time, frame.aspect)
+                    add_frame(files.draw(frame.image, prediction), frame.time)
                 info = {"id": number, "file_name": name}
                 info |= {"frame": frame.number, "time": float(frame.time)}
                 number += 1
                 yield files.entry(info, frame.image, prediction)
-    except DataError as error:  # it cannot be opened
-        problem = str(error)
-    if problem:
-        yield {"image": {"id": number, "file_name": name}, "problem": problem}
+    except DataError as error:
+        yield {"image": {"id": number, "file_name": name}, "problem": str(error)}

@@ -147,12 +147,8 @@ def _bitmap(masks: Any, index: int, size: tuple[int, int]) -> np.ndarray:
     """Return a mask bool [H, W]."""
     width, height = size
     if isinstance(masks, PackedMasks):
-        bitmap = masks.select(torch.tensor([index])).bitmaps(height, width)[0].numpy()
-    elif isinstance(masks[index], Tensor):
-        bitmap = masks[index].cpu().numpy()
-    else:
-        bitmap = to_bitmap(masks[index], height, width)
-    return bitmap != 0
+        masks, index = masks.select(torch.tensor([index])).bitmaps(height, width), 0
+    return to_bitmap(masks[index], height, width) != 0
 
 
 def _draw_mask(canvas: Image.Image, bitmap: np.ndarray, style: _Object, scale: float) -> bool:

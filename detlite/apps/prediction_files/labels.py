@@ -6,7 +6,7 @@ keypoints. Parts of masks with holes are cut into polygons without holes.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,12 @@ from .outlines import outlines
 from .writer import FORMATS, Entry, PredictionWriter, file_stem, write_list
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
+# The tags and names of Label Studio's controls for each kind of part.
+_CONTROLS = {
+    "rectangle": ("RectangleLabels", "boxes"),
+    "polygon": ("PolygonLabels", "masks"),
+    "point": ("KeyPointLabels", "keypoints"),
+}
 
 
 class _LabelFiles(PredictionWriter):
@@ -38,11 +44,20 @@ class _LabelFiles(PredictionWriter):
     def points(self) -> list[str]:
         return keypoint_names(list(self.model.categories))
 
-    def keypoints(self, row: Entry) -> list[tuple[str, np.ndarray]]:
-        """Return the name and (x, y) of each keypoint of an object, in continuous coordinates."""
-        points = np.reshape(row.get("keypoints", ()), (-1, 3))[:, :2] + self.model.keypoint_center
+    def parts(self, row: Entry) -> list[tuple[str, str, np.ndarray]]:
+        """Return the kind, label and points [P, 2] of each part of an object.
+
+        They are polygons of the mask or else two corners of the box, and the keypoints, in
+        continuous coordinates.
+        """
+        name = self.model.names[row["category_id"]]
+        parts = [("polygon", name, polygon) for polygon in _outlines(row)]
+        parts = parts or [("rectangle", name, _box(row)[::2])]
+        points = np.reshape(row.get("keypoints", ()), (-1, 1, 3))[..., :2]
+        points += self.model.keypoint_center
         others = (f"keypoint {k + 1}" for k in range(len(self.points), len(points)))
-        return [*zip((*self.points, *others), points, strict=False)]
+        labels = (*self.points, *others)
+        return parts + [("point", *point) for point in zip(labels, points, strict=False)]
 
     def write_text(self, name: str, text: str) -> None:
         write_file(self.folder / name, text.encode(errors="replace"))
@@ -135,19 +150,17 @@ class LabelMeLabels(_LabelFiles):
         self.write_text("labels.txt", "".join(f"{row['name']}\n" for row in self.model.categories))
 
     def _write_image(self, image: Entry, objects: Iterable[Entry]) -> None:
-        shapes: list[Entry] = []
+        shapes = []
         for number, row in enumerate(objects):
-            name = self.model.names[row["category_id"]]
-            parts = [(name, "polygon", polygon) for polygon in _outlines(row)]
-            parts = parts or [(name, "rectangle", _box(row)[::2])]
-            parts += [(f"{name} {point}", "point", xy[None]) for point, xy in self.keypoints(row)]
+            name, parts = self.model.names[row["category_id"]], self.parts(row)
             shapes += [
                 {
-                    "label": label, "points": points.tolist(), "shape_type": shape_type,
+                    "label": f"{name} {label}" if kind == "point" else label,
+                    "points": points.tolist(), "shape_type": kind,
                     "group_id": number if len(parts) > 1 else None,
                     "description": f"{row['score']:.4f}", "flags": {}, "mask": None,
                 }
-                for label, shape_type, points in parts
+                for kind, label, points in parts
             ]  # fmt: skip
         content = {
             "version": _LABELME_VERSION, "flags": {}, "shapes": shapes,
@@ -171,14 +184,12 @@ class LabelStudioLabels(_LabelFiles):
         with atomic_open(self.folder / "tasks.json") as stream:
             write_list(stream, map(self._task, entries))
         names = [row["name"] for row in self.model.categories]
-        controls = [("RectangleLabels", "boxes", names), ("PolygonLabels", "masks", names)]
-        if self.points:
-            controls.append(("KeyPointLabels", "keypoints", self.points))
         lines = ["<View>", '  <Image name="image" value="$image"/>']
-        for tag, name, values in controls:
-            lines += [f'  <{tag} name="{name}" toName="image">']
-            lines += [f"    <Label value={quoteattr(str(value))}/>" for value in values]
-            lines += [f"  </{tag}>"]
+        for kind, (tag, control) in _CONTROLS.items():
+            if values := self.points if kind == "point" else names:
+                lines += [f'  <{tag} name="{control}" toName="image">']
+                lines += [f"    <Label value={quoteattr(str(value))}/>" for value in values]
+                lines += [f"  </{tag}>"]
         self.write_text("labels.xml", "\n".join([*lines, "</View>", ""]))
 
     def _task(self, entry: Entry) -> Entry:
@@ -187,12 +198,14 @@ class LabelStudioLabels(_LabelFiles):
         percent = 100 / np.array([image["width"], image["height"]])
         for row in objects:
             parent: dict[str, str] = {}
-            for control, kind, label, value in self._values(row, percent):
+            for kind, label, points in self.parts(row):
+                tag, control = _CONTROLS[kind]
                 region = {
                     "id": f"region{len(regions)}", "from_name": control, "to_name": "image",
-                    "type": kind, "original_width": image["width"],
+                    "type": tag.lower(), "original_width": image["width"],
                     "original_height": image["height"], "image_rotation": 0,
-                    "score": row["score"], "value": {**value, kind: [label]},
+                    "score": row["score"],
+                    "value": {**_value(kind, points * percent), tag.lower(): [label]},
                 }  # fmt: skip
                 regions.append(region | parent)
                 parent = parent or {"parentID": region["id"]}
@@ -200,22 +213,15 @@ class LabelStudioLabels(_LabelFiles):
         result = {"model_version": "detlite", "score": score, "result": regions}
         return {"data": {"image": f"/data/local-files/?d={path}"}, "predictions": [result]}
 
-    def _values(
-        self, row: Entry, percent: np.ndarray
-    ) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-        """Yield the control, type, label and value of each region of an object."""
-        name = self.model.names[row["category_id"]]
-        polygons = _outlines(row)
-        for polygon in polygons:
-            value = {"points": (polygon * percent).tolist(), "closed": True}
-            yield "masks", "polygonlabels", name, value
-        if not polygons:
-            x, y, w, h = (np.reshape(row["bbox"], (2, 2)) * percent).ravel().tolist()
-            value = {"x": x, "y": y, "width": w, "height": h, "rotation": 0}
-            yield "boxes", "rectanglelabels", name, value
-        for point, xy in self.keypoints(row):
-            x, y = (xy * percent).tolist()
-            yield "keypoints", "keypointlabels", point, {"x": x, "y": y, "width": 0.5}
+
+def _value(kind: str, points: np.ndarray) -> Entry:
+    """Return the value of a region in Label Studio, given its points in percent."""
+    if kind == "polygon":
+        return {"points": points.tolist(), "closed": True}
+    (x, y), (right, bottom) = points[[0, -1]].tolist()
+    if kind == "point":
+        return {"x": x, "y": y, "width": 0.5}
+    return {"x": x, "y": y, "width": right - x, "height": bottom - y, "rotation": 0}
 
 
 @FORMATS.register("geojson")

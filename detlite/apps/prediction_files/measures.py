@@ -74,8 +74,6 @@ def write_label_image(file: Path, prediction: Mapping[str, Any]) -> None:
         raise ConfigError(f"{file}: PNG has no values for {len(scores)} objects: choose tiff")
     values = np.zeros(size, np.uint16 if fits else np.int32)
     for index in np.argsort(scores, kind="stable"):
-        mask = prediction["masks"][int(index)]
-        bitmap = to_bitmap(mask, *size) if isinstance(mask, dict) else np.asarray(mask)
-        values[bitmap > 0] = index + 1
+        values[to_bitmap(prediction["masks"][int(index)], *size) > 0] = index + 1
     with atomic_path(file) as temporary:
         Image.fromarray(values).save(temporary, "TIFF" if is_tiff else "PNG")

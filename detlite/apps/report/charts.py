@@ -37,7 +37,8 @@ def chart(
     plot(axes, title, curves, **settings)
     for number, (name, counts) in enumerate((weights or {}).items()):
         areas = 12 + 90 * np.sqrt(counts / max(counts.sum(), 1))
-        axes.scatter(*curves[name], s=areas, color=COLORS[number % len(COLORS)])
+        x, y = curves[name]
+        axes.scatter(x, y, areas, color=COLORS[number % len(COLORS)])
     if weights is not None:
         axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
     # Below the axes, where the legend covers no curve.

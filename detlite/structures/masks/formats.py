@@ -12,11 +12,11 @@ Segmentation = list[Any] | dict[str, Any]
 RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
 
 
-def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
+def to_bitmap(segmentation: Any, height: int, width: int) -> np.ndarray:
     """Convert a COCO segmentation to a bitmap uint8 `[height, width]` of 0 and 1.
 
     The segmentation is polygons [[x1, y1, x2, y2, ...], ...] whose union is the mask, or an RLE of
-    the image's size with counts as a list or a compressed string.
+    the image's size with counts as a list or a compressed string. A bitmap is returned as an array.
 
     Raises:
         ValueError: the RLE has another size; see also `polygons_to_rle` and `draw_rle`.
@@ -25,6 +25,8 @@ def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray
         if list(segmentation["size"]) != [height, width]:
             raise ValueError(f"an RLE of size {segmentation['size']}, not {[height, width]}")
         return draw_rle(segmentation["counts"], height, width)
+    if hasattr(segmentation, "shape"):
+        return np.asarray(segmentation)
     return rle_codec.decode(polygons_to_rle(segmentation, height, width))
 
 

@@ -132,14 +132,14 @@ def test_links_in_the_output_folder_are_not_followed(file, tmp_path):
     assert drawn.is_file()
 
 
-def test_names_aspect_of_pixels_and_odd_sides(tmp_path, monkeypatch):
+def test_names_and_odd_sides(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("10:30 #%d.mp4", "copy.mp4"):  # FFmpeg reads a word before a colon as a protocol
         with video_writer(Path(name), RATE) as add:
-            add(Image.new("RGB", (33, 21)), Fraction(0), Fraction(4, 3))
+            add(Image.new("RGB", (33, 21)), Fraction(0))
         with Video(name) as video:
             (frame,) = video.frames()
-        assert (tuple(frame.image.shape), frame.aspect) == ((3, 20, 32), Fraction(4, 3))
+        assert tuple(frame.image.shape) == (3, 20, 32)
 
 
 def test_invalid_videos(tmp_path):
