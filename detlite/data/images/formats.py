@@ -45,17 +45,10 @@ from .sources import (
 
 _MAX_VALUES = 1 << 31  # of a page of a TIFF
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# (offset, bytes) of formats that are not read, to tell them from damaged files.
-_OTHER_FORMATS = {
-    "HEIC": (4, b"ftyphei"),
-    "HEIF": (4, b"ftypmif1"),
-    "DICOM": (128, b"DICM"),
-    "NumPy": (0, b"\x93NUMPY"),
-    "HDF5": (0, b"\x89HDF"),
-    "PDF": (0, b"%PDF"),
-    "EPS": (0, b"%!PS"),
-    "HTML": (0, b"<!DOCTYPE html"),
-}
+_UNKNOWN = (
+    "the image is damaged or truncated, or of a format that is not read, such as HEIC, DICOM, PDF "
+    "or HTML. Convert it, or register a reader for its suffix (docs/formats.md)"
+)
 _MAX_PAGES = 1 << 20
 _MAX_PAGES_OF_BYTES = 256  # bytes may come from anybody, and each page costs time
 # A reader accepts a path or an open file. It returns an array [H, W] or [H, W, C] of integers or
@@ -195,26 +188,14 @@ def _open_by_content(stream: IO[bytes], from_bytes: bool, max_pixels: int) -> Op
         raise too_large(max_pixels, str(error)) from error
     except UnidentifiedImageError as error:
         stream.seek(0)
-        start = stream.read(256)
-        if start.startswith(_TIFF_STARTS):
+        if stream.read(4) in _TIFF_STARTS:
             return TiffImage(stream, "the image is damaged or truncated, or", *limits)
-        raise DataError(_unknown_format(start, formats if from_bytes else ())) from error
+        problem = f"none of {', '.join(formats)}, or damaged" if from_bytes else _UNKNOWN
+        raise DataError(problem) from error
     with damage_as_value_error():
         if opened.format != "TIFF" or is_read_by_pillow(opened):
             return PillowImage(opened, stream, *limits)
     return TiffImage(stream, "a TIFF with this number of channels or this type of values", *limits)
-
-
-def _unknown_format(start: bytes, formats: tuple[str, ...]) -> str:
-    """Describe a file whose first bytes are of no known format; `formats`: those of bytes."""
-    advice = "or register a reader for its suffix (docs/formats.md)"
-    for name, (offset, mark) in _OTHER_FORMATS.items():
-        if start.startswith(mark, offset):
-            return f"{name} files are not read. Convert the image, {advice}"
-    if formats:
-        return f"none of {', '.join(formats)}, or damaged"
-    problem = "the image is damaged or truncated, or of a format that is not read"
-    return f"{problem}. Convert it, {advice}"
 
 
 def image_suffixes() -> set[str]:

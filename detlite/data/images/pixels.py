@@ -1,16 +1,13 @@
 """Convert stored pixels to the uint8 tensors that a model expects."""
 
-import math
 import warnings
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.config.key import value_range as valid_range
 from detlite.conventions import convention_of
 from detlite.files.errors import DataError
 
@@ -38,18 +35,6 @@ class ImageOptions:
     exif_orientation: bool = True
     channels: int = 3
     value_range: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("max_pixels", 1, math.inf), ("bits", 8, 16)):
-            value = getattr(self, name)
-            is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-            if not is_integer or not low <= value <= high:
-                raise ValueError(f"{name}={value!r}: must be an integer in {low}..{high}")
-        problem = valid_range(self.value_range)
-        if not problem and len(self.value_range) not in (0, 2, 2 * self.channels):
-            problem = f"one pair of numbers, or {self.channels} for the channels of the model"
-        if problem:
-            raise ValueError(f"value_range={self.value_range!r}: must be {problem}")
 
 
 DEFAULT_OPTIONS = ImageOptions()

@@ -202,21 +202,8 @@ def test_a_format_is_added_in_five_lines(tmp_path):
     finally:
         for suffix in (".dcm", ".text", ".codec"):
             IMAGE_READERS._builders.pop(suffix, None)
-    with pytest.raises(DataError, match=r"a\.DCM: DICOM files are not read\. Convert"):
+    with pytest.raises(DataError, match=r"a\.DCM: .* format that is not read, such as .*DICOM"):
         read_image(tmp_path / "a.DCM")
-
-
-def test_other_formats_are_not_called_damaged(tmp_path):
-    np.save(tmp_path / "a.npy", BANDS)
-    (tmp_path / "b.jpg").write_bytes(b"\0\0\0\x18ftypheic" + bytes(300))
-    (tmp_path / "c.png").write_text("<!DOCTYPE html><title>404</title>" + " " * 300)
-    for name, kind in (("a.npy", "NumPy"), ("b.jpg", "HEIC"), ("c.png", "HTML")):
-        with pytest.raises(DataError, match=rf"{name}: {kind} files are not read"):
-            read_image(tmp_path / name)
-        assert "are not read" in str(image_problem(tmp_path / name, (12, 20)))
-    (tmp_path / "d.jpg").write_bytes(bytes(300))
-    with pytest.raises(DataError, match=r"d\.jpg: .* or of a format that is not read\. Convert"):
-        read_image(tmp_path / "d.jpg")
 
 
 def test_jpegs_are_read_at_a_reduced_size(tmp_path):

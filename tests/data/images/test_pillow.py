@@ -23,9 +23,9 @@ def test_postscript_starts_no_program(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     for name in ("photo.png", "photo.eps"):
         (tmp_path / name).write_bytes(EPS)
-        with pytest.raises(DataError, match=f"{name}: EPS files are not read"):
+        with pytest.raises(DataError, match=f"{name}: .* of a format that is not read"):
             read_image(tmp_path / name)
-    with pytest.raises(DataError, match="EPS files are not read"):
+    with pytest.raises(DataError, match="none of JPEG"):
         read_image(EPS)
     assert not started.exists()
 
