@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from statistics import mean
+from typing import Any
 
 from detlite.apps.autoconfig.training_steps import MIN_FRACTION, steps_for_images
 from detlite.apps.drawing.html_page import percent
@@ -16,13 +17,12 @@ from .runs import TITLES, Run, RunAnalysis
 _STILL_FALLING = 0.1  # decrease of the loss from the fourth to the last fifth of a run
 
 
-def verdict(analyzed: RunAnalysis) -> dict[str, str]:
+def verdict(analyzed: RunAnalysis) -> dict[str, Any]:
     """Describe the result of a run on a dataset in sentences.
 
     Returns:
-        The name of the `run`, the `headline`, `meaning` and `basis` of its result, and `unlabeled`
-        and `next_step`. The latter two are "" if all images have annotations, and if the error
-        types decide what to do next.
+        The name of the `run`, the `headline`, `meaning` and `basis` of its result, the number of
+        `unlabeled` images, and the `next_step`, which is "" if the error types decide about it.
     """
     run = analyzed.run
     analysis = analyzed.analyses[_kind([analyzed])]
@@ -41,7 +41,7 @@ def verdict(analyzed: RunAnalysis) -> dict[str, str]:
         "headline": ", ".join(f"AP {percent(ap)} % for {title}" for title, ap in values.items()),
         "meaning": _meaning(analysis),
         "basis": f"{basis}.{_without_results(analyzed)}",
-        "unlabeled": _unlabeled(analyzed),
+        "unlabeled": analysis.unlabeled,
         "next_step": _next_step(run, analysis),
     }
 
@@ -109,17 +109,6 @@ def _precision_interval(threshold: ScoreThreshold, objects: int) -> str:
     center, half = p + square / 2, math.sqrt(square * (p * (1 - p) + square / 4))
     low, high = ((center + side * half) / (1 + square) for side in (-1, 1))
     return f"{_rounded(low)} to {_rounded(min(high, 1))} %"
-
-
-def _unlabeled(analyzed: RunAnalysis) -> str:
-    """Describe the effect of images without annotations, which may contain objects."""
-    count = next(iter(analyzed.analyses.values())).unlabeled
-    if not count:
-        return ""
-    return (
-        f"{_count(count, 'image')} without annotations: every detection there counts as wrong. If "
-        "they are not labeled yet, set TEST.UNLABELED_IMAGES skip."
-    )
 
 
 def _next_step(run: Run, analysis: DetectionAnalysis) -> str:

@@ -83,45 +83,42 @@ class DetectionErrors:
         if not positives.any():
             return None, dict.fromkeys(ERROR_TYPES, 0.0)
 
-        def ap(
-            kept: np.ndarray, hits: np.ndarray, categories: np.ndarray, remaining: np.ndarray
-        ) -> float:
-            tables = matches.scores[kept], hits[kept], categories[kept]
-            return _mean_ap(*tables, remaining, known=positives > 0)
-
         counted, hits = self.types != IGNORED, self.types == TRUE_POSITIVE
-        before = ap(counted, hits, matches.categories, positives)
-        after = {}
+        cases = {"": (counted, hits, matches.categories, positives)}
         for number, kind in enumerate(FALSE_POSITIVE_TYPES):
             fixed = np.zeros_like(hits)
             fixed[corrected[self.types[corrected] == number]] = True
             categories = np.where(fixed, objects[self.objects], matches.categories)
             kept = counted & ((self.types != number) | fixed)
-            after[kind] = ap(kept, hits | fixed, categories, positives)
+            cases[kind] = kept, hits | fixed, categories, positives
         remaining = positives - np.bincount(objects[self.missed], minlength=count)
-        after["missed"] = ap(counted, hits, matches.categories, remaining)
+        cases["missed"] = counted, hits, matches.categories, remaining
+        known = np.flatnonzero(positives)
+        aps = {kind: _mean_ap(known, matches.scores, *case) for kind, case in cases.items()}
+        before = aps.pop("")
         # As in TIDE: a negative gain is an artifact of the interpolation.
-        return before, {kind: max(value - before, 0.0) for kind, value in after.items()}
+        return before, {kind: max(ap - before, 0.0) for kind, ap in aps.items()}
 
 
 def _mean_ap(
+    known: np.ndarray,
     scores: np.ndarray,
+    kept: np.ndarray,
     hits: np.ndarray,
     categories: np.ndarray,
     positives: np.ndarray,
-    known: np.ndarray,
 ) -> float:
-    """Return the mean AP of the categories in `known`, bool [K], with objects or detections."""
+    """Return the mean AP of the `known` categories with objects or detections."""
     values = []
-    for k in np.flatnonzero(known):
-        detections = np.flatnonzero(categories == k)
-        if not positives[k]:  # all objects were left out
-            values += [0.0] * bool(len(detections))
-            continue
+    for k in known:
+        detections = np.flatnonzero(kept & (categories == k))
         best_first = detections[np.argsort(-scores[detections], kind="stable")]
         true_positives = hits[best_first].cumsum()
         precision = true_positives / np.arange(1, len(best_first) + 1)
         envelope = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0.0)
-        reached = np.searchsorted(true_positives / positives[k], RECALL_THRESHOLDS)
-        values.append(envelope[reached].mean())
+        if positives[k]:
+            reached = np.searchsorted(true_positives / positives[k], RECALL_THRESHOLDS)
+            values.append(envelope[reached].mean())
+        elif len(detections):  # all objects were left out
+            values.append(0.0)
     return float(np.mean(values)) if values else 0.0
