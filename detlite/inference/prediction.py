@@ -118,8 +118,8 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
         )
     if is_float:
         _check_unit_range(image)
-        image = (image.detach() * 255).round().to(torch.uint8)
-    return image
+        return (image.detach() * 255).round().to(torch.uint8)
+    return image.clone()  # the caller may write the next frame into this memory
 
 
 def _named(name: str, page: int | None) -> tuple[ImageSource, int | None]:

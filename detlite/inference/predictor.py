@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any, cast, overload
+from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
@@ -29,8 +26,6 @@ from detlite.structures.instances import Detections
 from detlite.structures.keypoints import keypoint_names
 
 from .build import build_detector
-from .ensemble import EnsembleDetector
-from .image_detector import ImageDetector, ResizingDetector
 from .inputs import expand_input
 from .options import InferenceOptions, View, build_options
 from .prediction import ImageInput, LoadedImage, Prediction, load_image, to_prediction
@@ -143,7 +138,7 @@ class Predictor:
 
     @staticmethod
     def from_checkpoint(
-        path: str | Path | Sequence[str | Path],
+        path: str | Path,
         overrides: Overrides = (),
         config: str | Path | None = None,
         score_thresh: Threshold | None = None,
@@ -155,7 +150,7 @@ class Predictor:
         Args:
             path: the checkpoint, `.pth` or `.pkl`, or one of another framework, which is converted
                 and implies a config. Code in it is not executed. Also a file written by `detlite
-                export`. Several files: their detections are merged, see `EnsembleDetector`.
+                export`.
             overrides: config keys and values, `{"INPUT.MIN_SIZE_TEST": 640}`. A model with custom
                 modules needs `{"IMPORTS": "my_modules.py"}`, because IMPORTS of the file are
                 ignored. Overrides do not change an exported model, but how images are read, resized
@@ -166,13 +161,8 @@ class Predictor:
         Raises:
             CheckpointError, ConfigError: the message says what to do.
         """
-        paths = [path] if isinstance(path, str | Path) else path
-        opts = as_list(overrides)
-        models = [_read_model(file, opts, config, trust) for file in paths]
-        return _merge([
-            Predictor(model, score_thresh=score_thresh, rle=rle, options=options)
-            for model, options in models
-        ])  # fmt: skip
+        model, options = _read_model(path, as_list(overrides), config, trust)
+        return Predictor(model, score_thresh=score_thresh, rle=rle, options=options)
 
     @property
     def categories(self) -> list[dict[str, Any]]:
@@ -205,9 +195,7 @@ class Predictor:
         loaded = [self.load(image) for image in images]
         predictions = list(map(self.to_prediction, self.detect(loaded, proposals), loaded))
         for prediction, image, given in zip(predictions, loaded, images, strict=True):
-            # The caller may write the next frame into the memory of an array.
-            shared = isinstance(given, Tensor | np.ndarray)
-            prediction.image = image.original.clone() if shared else image.original
+            prediction.image = image.original
             prediction.source = given if isinstance(given, str | Path) else None
         return predictions
 
@@ -309,21 +297,6 @@ def _min_scores(
             )
     of_labels = [math.inf, *(scores.get(name, math.inf) for name in names)]
     return torch.tensor(of_labels, device="cpu")
-
-
-def _merge(predictors: Sequence[Predictor]) -> Predictor:
-    """Return a predictor with the merged detections of several, and their mean threshold."""
-    if len(predictors) < 2:
-        return predictors[0]
-    detectors = [
-        one.detector if isinstance(one.detector, ImageDetector)
-        else ResizingDetector(cast(DetectionModel, one.detector), one._options.view)
-        for one in predictors
-    ]  # fmt: skip
-    merged = copy(predictors[0])
-    merged.detector = EnsembleDetector(detectors)
-    merged.score_thresh = fmean(one.score_thresh for one in predictors)
-    return merged
 
 
 load_checkpoint = Predictor.from_checkpoint

@@ -155,22 +155,15 @@ def merge(
     completions: list[list[int]] = [[] for _ in range(offsets[-1])]
     for s, t in _pairs(tiles, cut):
         tile, other = tiles[s], tiles[t]
-        boxes = other.clip(detections[s].boxes), tile.clip(detections[t].boxes)
+        iou, ios = _overlaps(other.clip(detections[s].boxes), tile.clip(detections[t].boxes))
         same_label = detections[s].labels[:, None] == detections[t].labels
-        iou, ios = _overlaps(*boxes)
         either_cut = cut[s][:, None] | cut[t]
-        overlapping = torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
-        drop = overlapping & (same_label | class_agnostic)
-        for i, j in drop.nonzero().tolist():
+        drop = torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
+        complete = (iou > _MIN_PART_IOU) & tile.exceeded_by(detections[t].boxes)
+        for i, j in (drop & (same_label | class_agnostic)).nonzero().tolist():
             drops[offsets[s] + i].append(offsets[t] + j)
-            drops[offsets[t] + j].append(offsets[s] + i)
-        match = same_label & (iou > _MIN_PART_IOU)
-        beyond_tile = tile.exceeded_by(detections[t].boxes)
-        beyond_other = other.exceeded_by(detections[s].boxes)[:, None]
-        for i, j in (match & beyond_tile).nonzero().tolist():
+        for i, j in (complete & same_label).nonzero().tolist():
             completions[offsets[s] + i].append(offsets[t] + j)
-        for i, j in (match & beyond_other).nonzero().tolist():
-            completions[offsets[t] + j].append(offsets[s] + i)
     joined = tree_map(lambda *fields: torch.cat(fields), *detections)
     groups = _group(joined.scores, torch.cat(cut).tolist(), drops, completions)
     leaders = torch.tensor([group[0] for group in groups], dtype=torch.int64)
@@ -182,12 +175,11 @@ def merge(
 
 
 def _pairs(tiles: Sequence[Tile], detections: Sequence[Sized]) -> list[list[int]]:
-    """Return the pairs [later, earlier] of tiles that overlap and have detections, in order."""
+    """Return all pairs of different tiles that overlap and have detections, in both orders."""
     x1, y1, x2, y2 = torch.tensor([astuple(tile) for tile in tiles]).unbind(1)
     used = torch.tensor([len(found) > 0 for found in detections])
     meet = (x1[:, None] < x2) & (x1 < x2[:, None]) & (y1[:, None] < y2) & (y1 < y2[:, None])
-    pairs: list[list[int]] = (meet & used & used[:, None]).tril(-1).nonzero().tolist()
-    return pairs
+    return (meet & used & used[:, None]).fill_diagonal_(False).nonzero().tolist()
 
 
 def _group(

@@ -20,14 +20,14 @@ _CHANGEABLE_KEYS = (
 
 
 def load_predictor(
-    weights: str | Sequence[str],
+    weights: str,
     threshold: Threshold | None,
     opts: Sequence[Any] = (),
     config: str | None = None,
     max_pixels: int | None = None,
     trust: bool = False,
 ) -> Predictor:
-    """Load the predictor of checkpoints or exported models; it returns masks as RLEs.
+    """Load the predictor of a checkpoint or exported model; it returns masks as RLEs.
 
     Args:
         threshold: minimum score of detections; None: see `Predictor`.
@@ -40,9 +40,7 @@ def load_predictor(
         CheckpointError, ConfigError: see `Predictor.from_checkpoint`; or the model needs proposals,
             or the config of an exported model was to be changed.
     """
-    files = [weights] if isinstance(weights, str) else list(weights)
-    weights = ", ".join(files)
-    if any(Path(file).suffix in SUFFIXES.values() for file in files):
+    if Path(weights).suffix in SUFFIXES.values():
         fixed = ["--config"] if config else []
         fixed += [key for key in dict.fromkeys(opts[::2]) if key not in _CHANGEABLE_KEYS]
         if fixed:
@@ -50,7 +48,7 @@ def load_predictor(
                 f"{weights}: the config of an exported model is fixed: {', '.join(fixed)} cannot "
                 "be changed. Use the checkpoint, or export it again"
             )
-    predictor = Predictor.from_checkpoint(files, opts, config, threshold, rle=True, trust=trust)
+    predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True, trust=trust)
     if predictor.model.takes_proposals:
         raise ConfigError(
             f"{weights}: a Fast R-CNN needs proposals for each image: call a Predictor with them, "

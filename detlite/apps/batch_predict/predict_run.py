@@ -59,7 +59,7 @@ def predict(options: Namespace) -> Totals:
         raise ConfigError("--track follows objects through a video, but --input names no video")
     digest = sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()[:16]
     command = {
-        "weights": ", ".join(map(_content_of, options.weights)),
+        "weights": _content_of(options.weights),
         "config": options.config and _content_of(options.config),
         "overrides": options.overrides,
         "images": f"{len(names)} (SHA-256 of their names {digest})",

@@ -44,8 +44,7 @@ FORMATS = ("results", "csv", "parquet", "measures", "coco", "yolo", "labelme", "
            "geojson")  # fmt: skip
 
 OPTIONS = (
-    weights("checkpoint of detlite or of another framework, or an exported model; the detections "
-            "of several are merged", required=True, nargs="+"),
+    weights("checkpoint of detlite or of another framework, or an exported model", required=True),
     TRUST,
     config(),
     option("--input", "IMAGES", "images and videos: files, folders, globs, zip files, URLs, lists "

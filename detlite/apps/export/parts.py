@@ -23,12 +23,11 @@ class ExportablePart:
     name: str  # identifies the part in exported files; the path of the module after `replace`
     module: nn.Module  # computes the part
     replace: Callable[[nn.Module], None]  # installs a module that the model calls instead
-    per_roi: bool = False  # arguments are RoIs [R, ...], not batches of maps [B, C, H, W]
 
     @property
     def dynamic_axes(self) -> tuple[int, ...]:
         """Axes of the arguments that may have any length: RoIs, or images and their sides."""
-        return (0,) if self.per_roi else (0, 2, 3)
+        return (0,) if self.name.startswith("roi_heads.") else (0, 2, 3)
 
 
 def exportable_parts(model: Any) -> list[ExportablePart]:
@@ -43,9 +42,9 @@ def exportable_parts(model: Any) -> list[ExportablePart]:
     return parts
 
 
-def _child_part(owner: nn.Module, child: str, name: str, per_roi: bool = False) -> ExportablePart:
+def _child_part(owner: nn.Module, child: str, name: str) -> ExportablePart:
     """Return the child module `owner.<child>` as a part."""
-    return ExportablePart(name, getattr(owner, child), partial(setattr, owner, child), per_roi)
+    return ExportablePart(name, getattr(owner, child), partial(setattr, owner, child))
 
 
 def _backbone_part(model: Any) -> ExportablePart:
@@ -74,7 +73,7 @@ def _head_parts(heads: Any) -> list[ExportablePart]:
 
 def _parts_of_head(head: Any, name: str, separate: bool) -> list[ExportablePart]:
     extractor = head.feature_extractor
-    predictor = _child_part(head, "predictor", f"{name}.predictor", per_roi=True)
+    predictor = _child_part(head, "predictor", f"{name}.predictor")
     if extractor is None:
         return [predictor]
 
@@ -88,9 +87,9 @@ def _parts_of_head(head: Any, name: str, separate: bool) -> list[ExportablePart]
     embedding = _Embedding(extractor)
     if separate:
         path = f"{name}.feature_extractor.embedding"
-        return [ExportablePart(path, embedding, replace_embedding, per_roi=True), predictor]
+        return [ExportablePart(path, embedding, replace_embedding), predictor]
     both = nn.Sequential(embedding, predictor.module)
-    return [ExportablePart(predictor.name, both, replace_both, per_roi=True)]
+    return [ExportablePart(predictor.name, both, replace_both)]
 
 
 class _Embedding(nn.Module):

@@ -232,7 +232,6 @@ def test_another_command_in_the_same_folder_is_refused(run, weights, photos, tmp
     other = checkpoint(tmp_path / "other.pth", "MODEL.RPN.NMS_THRESH", 0.6)
     for more, name in (
         ((other,), "weights"),
-        ((moved, other), "weights"),
         ((moved, "--threshold", "0.1"), "threshold"),
         ((moved, "--draw", "none"), "draw"),
         ((moved, "MODEL.RPN.NMS_THRESH=0.6"), "overrides"),
