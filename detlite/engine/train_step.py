@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from yacs.config import CfgNode
@@ -25,11 +26,7 @@ class TrainStep:
     """
 
     def __init__(
-        self,
-        cfg: CfgNode,
-        model: DetectionModel,
-        optimizer: Optimizer,
-        scaler: torch.amp.GradScaler,
+        self, cfg: CfgNode, model: DetectionModel, optimizer: Optimizer, scaler: GradScaler
     ) -> None:
         solver = cfg.SOLVER
         self._dtype, self._device = cfg.DTYPE, model.device

@@ -180,7 +180,7 @@ class FileCache:
             with atomic_open(path, "wb", unique=True) as file:
                 file.write(data)
             with exclusive_lock(self._folder / "lock"):
-                self._add_size(len(data))
+                self._limit_size(len(data))
         except OSError as error:
             if self._folder not in _warned:
                 _warned.add(self._folder)
@@ -188,30 +188,26 @@ class FileCache:
                     "%s: files are not cached but read each time: %s", self._folder, error
                 )
 
-    def _add_size(self, added: int) -> None:
-        """Update the total size; if it is unknown or exceeds the limit, delete files."""
+    def _limit_size(self, added: int) -> None:
+        """Note the total size; if it is unknown or exceeds the limit, delete the oldest files."""
         note = self._folder / "size"
-        total = self._limit + 1
-        with contextlib.suppress(OSError, ValueError):
-            total = int(note.read_text()) + added
-        if total > self._limit:
-            total = self._shrink()
-        note.write_text(str(total))
-
-    def _shrink(self) -> int:
-        """Delete the least recently used files if the limit is exceeded; return the total size."""
         files: list[tuple[float, int, Path]] = []
-        for path in self._folder.glob("*/*"):
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in files)
+        try:
+            total = int(note.read_text()) + added
+        except (OSError, ValueError):
+            total = self._limit + 1
+        if total > self._limit:
+            for path in self._folder.glob("*/*"):
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    files.append((status.st_mtime, status.st_size, path))
+            total = sum(size for _, size, _ in files)
         target = self._limit * _KEPT_FRACTION if total > self._limit else total
         for _, size, path in sorted(files):
             if total > target:
                 path.unlink(missing_ok=True)
                 total -= size
-        return total
+        note.write_text(str(total))
 
 
 def _read(path: Path) -> bytes:

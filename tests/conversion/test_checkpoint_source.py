@@ -75,15 +75,11 @@ def test_names(source):
 @pytest.mark.parametrize(
     ("names", "source"),
     [
-        (["backbone.body.conv1.weight", "backbone.body.layer1.0.conv1.weight"], "torchvision"),
         (["conv1.weight", "layer1.0.conv1.weight", "fc.bias"], "torchvision"),
-        (["backbone.bottom_up.stem.conv1.weight"], "detectron2"),
-        (["backbone.stem.conv1.weight", "proposal_generator.rpn_head.conv.bias"], "detectron2"),
         (["stem.conv1.weight", "res2.0.conv1.weight"], "detectron2"),
         (["conv1.weight", "bn1.weight", "blocks.0.conv1.weight"], None),
         (["backbone.body.stem.bn1.weight", "backbone.body.layer1.0.conv1.weight"],
          "maskrcnn-benchmark"),
-        (["conv1_w", "res2_0_branch1_w"], "caffe2"),
         (["backbone.conv1.weight", "neck.lateral_convs.0.conv.weight"], "mmdetection"),
         (["backbone.stem.0.weight", "bbox_head.retina_cls.weight"], "mmdetection"),
         (["backbone.body.stem.conv1.weight", "backbone.body.res2.0.conv1.weight"], None),

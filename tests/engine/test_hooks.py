@@ -148,30 +148,3 @@ def test_hooks_are_closed_after_an_error(train_toy, caplog):
     assert closed == [hooks[1], hooks[0]]
     assert caplog.text.count("cannot close the hook Fragile") == 2
     assert "OSError: no connection" in caplog.text
-
-
-RANKS = """
-import yaml
-from detlite.config import config_from
-from detlite.data import build_train_dataset
-from detlite.distributed import process_group, rank
-from detlite.engine.hooks import Hook
-from detlite.engine.run import TrainingRun
-from tests.engine.toy import new_toy
-
-class StopOnRankOne(Hook):
-    def after_step(self, losses):
-        if rank() == 1 and self.trainer.iteration == 2:
-            self.trainer.finish()
-
-cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
-with process_group("cpu"):
-    trainer = TrainingRun(cfg, new_toy(), build_train_dataset(cfg), [], [StopOnRankOne()])
-    trainer.train()
-    print(trainer.iteration)
-"""
-
-
-def test_a_hook_in_one_process_ends_the_run_in_all(make_cfg, in_two_processes, tmp_path):
-    (tmp_path / "config.yaml").write_text(make_cfg("DATASETS.TEST", ()).dump())
-    assert in_two_processes(RANKS).split()[-1] == "2"

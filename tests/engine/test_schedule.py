@@ -295,6 +295,8 @@ with process_group("cpu"):
     seen = []
     for done in range(1, 4):
         now[0] += 10 * (1 + 3 * rank())  # the clock of rank 1 does not count
+        if rank() == 1 and done == 3:
+            limit.finish()  # as a hook in one process
         limit.advance(done, rank() == 1 and done == 2)
         if limit.evaluation_due() or done == 1:
             with limit.evaluating():
@@ -312,4 +314,5 @@ def test_all_processes_use_the_clock_of_rank_0(in_two_processes):
     first, second = json.loads(in_two_processes(RANKS % solver))
     assert first == second
     assert [row[0] for row in first[0]] == [False, True, False]
+    assert [row[2] for row in first[0]] == [False, False, True]
     assert [row[1] for row in first[0]] == pytest.approx([10 / 60, 20 / 60, 30 / 60])

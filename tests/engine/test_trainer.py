@@ -1,8 +1,7 @@
-"""The training loop: files, metrics, evaluations, signals and non-finite losses."""
+"""The training loop and step: files, metrics, evaluations, signals and non-finite losses."""
 
 import multiprocessing
 import os
-import shutil
 import signal
 from copy import deepcopy
 from functools import partial
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from detlite.checkpoint.files import read_checkpoint
+from detlite.config import ConfigError
 from detlite.engine.checkpointer import newest_checkpoint
 from detlite.engine.hooks import Hook
 from detlite.engine.signals import StoppedError
@@ -231,16 +231,25 @@ def test_a_run_stopped_while_it_compiles_resumes_like_an_eager_one(
     assert_equal(read_checkpoint(final).model, expected)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_the_default_compiler_trains_the_same_weights(
-    train_toy, make_cfg, empty_compiler, monkeypatch, caplog
-):
-    caplog.set_level("INFO")
-    models = []
-    for value in (False, True):
-        train_toy("MODEL.COMPILE", value)
-        models.append(read_final(make_cfg().OUTPUT_DIR).model)
-    torch.testing.assert_close(models[1], models[0], rtol=1e-4, atol=1e-6)
-    assert "compiling part 1 of 1 of the losses (losses), which may take minutes" in caplog.text
-    assert any(empty_compiler.rglob("*.so"))  # for the next run
+def test_gradients_are_clipped(train_toy, toy):
+    before = {name: value.clone() for name, value in toy.named_parameters()}
+    no_decay = ["SOLVER.WEIGHT_DECAY", 0.0, "SOLVER.WEIGHT_DECAY_NORM", 0.0]
+    train_toy("SOLVER.CLIP_GRAD_NORM", 1e-6, *no_decay, model=toy)
+    for name, value in toy.named_parameters():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-6)
+
+
+def test_accumulated_gradients_equal_those_of_the_whole_batch(train_toy, tmp_path):
+    weights = []
+    for parts in (1, 2, 4):
+        opts = ["SOLVER.ACCUMULATION_STEPS", parts, "SOLVER.IMS_PER_BATCH", 4]
+        model = new_toy(noise=0.0)  # random numbers and batch statistics would differ
+        cfg, _ = train_toy(*opts, "OUTPUT_DIR", str(tmp_path / str(parts)), model=model)
+        weights.append(read_final(cfg.OUTPUT_DIR).model)
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights[2], weights[0], rtol=1e-5, atol=1e-6)
+
+
+def test_batches_that_cannot_be_divided_are_refused(train_toy):
+    with pytest.raises(ConfigError, match=r"ACCUMULATION_STEPS 3 in 1 processes: .* multiple of 3"):
+        train_toy("SOLVER.ACCUMULATION_STEPS", 3)

@@ -1,13 +1,16 @@
-"""Conversion of detectron2: layout and config."""
+"""Conversion of detectron2, its RegNets and ViTDets: layout, config, and unknown models."""
 
 import re
 
 import pytest
 import torch
+import yaml
 
-from detlite.conversion.convert import convert
+from detlite.conversion.convert import convert, recognize
 from detlite.conversion.detectron2.source import order_anchors_by_ratio
+from detlite.conversion.regnet import REGNETS
 from detlite.errors import CheckpointError
+from detlite.modeling.backbone import vit
 from detlite.modeling.preprocessing import prepare_proposals
 from tests.conversion.recorded_state_dicts import CLASSES, RES2, config_of, state_dict
 
@@ -38,23 +41,6 @@ def test_order_of_anchors(anchors, ratios, order):
 
 
 @pytest.mark.parametrize(
-    ("model", "sizes", "names"),
-    [
-        ("RetinaNet", 3, {"head.cls_score": ("head.cls_logits", CLASSES - 1),
-                          "head.bbox_pred": ("head.bbox_pred", 4)}),
-        ("C4", 5, {"proposal_generator.rpn_head.objectness_logits": ("rpn.head.cls_logits", 1),
-                   "proposal_generator.rpn_head.anchor_deltas": ("rpn.head.bbox_pred", 4)}),
-    ],
-)  # fmt: skip
-def test_anchors_of_a_model_are_reordered(model, sizes, names):
-    state = state_dict(f"detectron2, {model}")
-    converted = convert(state, "detectron2").model
-    for original, (own, values) in names.items():
-        rows = state[f"{original}.weight"].unflatten(0, (sizes, 3, values))
-        assert torch.equal(converted[f"{own}.weight"], rows.transpose(0, 1).flatten(0, 2))
-
-
-@pytest.mark.parametrize(
     ("model", "keys"),
     [
         ("DC5", {
@@ -70,22 +56,6 @@ def test_anchors_of_a_model_are_reordered(model, sizes, names):
 )  # fmt: skip
 def test_config(model, keys):
     assert keys.items() <= config_of(state_dict(f"detectron2, {model}"), "detectron2").items()
-
-
-def test_cascade(built):
-    state = state_dict("detectron2, cascade")
-    cfg, model = built(state)
-    assert cfg.MODEL.ROI_HEADS.CASCADE_IOUS == (0.5, 0.6, 0.7)
-    assert [stage.box_coder.weights.tolist() for stage in model.roi_heads.box.stages] == [
-        [10, 10, 5, 5], [20, 20, 10, 10], [30, 30, 15, 15],
-    ]  # fmt: skip
-    converted = model.state_dict()
-    for stage in range(3):
-        own, original = f"roi_heads.box.{stage}.predictor", f"roi_heads.box_predictor.{stage}"
-        scores = state[f"{original}.cls_score.weight"]
-        assert torch.equal(converted[f"{own}.cls_score.weight"][1:], scores[:-1])
-        boxes = state[f"{original}.bbox_pred.bias"]
-        assert torch.equal(converted[f"{own}.bbox_pred.bias"][4:], boxes)
 
 
 @pytest.mark.parametrize("agnostic", [False, True])
@@ -148,3 +118,69 @@ def test_config_of_a_regnet(name, backbone, frozen, norm):
     for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"):
         assert config[f"MODEL.{part}.NORM"] == norm
     assert not any(re.match(r"MODEL\.RESNETS\.STRIDE", key) for key in config)
+
+
+@pytest.mark.parametrize("size", REGNETS)
+def test_channels_equal_those_of_timm(size):
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    for kind, channels in zip("xy", REGNETS[size], strict=True):
+        with torch.device("meta"):
+            net = timm.create_model(f"regnet{kind}_{size}")
+        assert tuple(info["num_chs"] for info in net.feature_info[1:]) == channels
+        assert (type(net.s1.b1.se).__name__ != "Identity") == (kind == "y")
+
+
+def test_unknown_regnet():
+    state = state_dict("detectron2, RegNetX")
+    state["backbone.bottom_up.s2.b1.f.c.weight"] = torch.zeros(57, 56, 1, 1)
+    with pytest.raises(ValueError, match=r"RegNet with stages of \[24, 57, 152, 368\] channels"):
+        convert(state, "detectron2")
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Make ViT-T as narrow as the recorded models: channels, blocks and heads."""
+    monkeypatch.setitem(vit.SIZES, "T", (16, 4, 2))
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("cascade", [False, True])
+def test_config_of_a_vitdet(cascade):
+    state = state_dict("detectron2, ViTDet" + " cascade" * cascade)
+    assert recognize(state) == "detectron2"
+    config = yaml.safe_load(convert(state, "detectron2").config)
+    assert {key: config[key] for key in config if "VIT" in key or "NORM" in key} == {
+        "MODEL.VIT.WINDOW": 3,
+        "MODEL.VIT.GLOBAL_BLOCKS": 2,
+        "MODEL.VIT.IMAGE_SIZE": 128,
+        "MODEL.VIT.DROP_PATH": 0.1,
+        "MODEL.FPN.NORM": "LN",
+        "MODEL.ROI_BOX_HEAD.NORM": "LN",
+        "MODEL.ROI_MASK_HEAD.NORM": "LN",
+    }
+    assert config["MODEL.BACKBONE.CONV_BODY"] == "ViT-T-SFP"
+    assert config["DATALOADER.SIZE_DIVISIBILITY"] == config["INPUT.MAX_SIZE_TEST"] == 128
+    assert bool(config["MODEL.ROI_HEADS.CASCADE_IOUS"]) == cascade
+    assert config["MODEL.RPN.NUM_CONVS"] == 2
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"roi_heads.box_predictor.cls_score.weight": (1204, 12),
+          "roi_heads.box_predictor.bbox_pred.weight": (4812, 12)}, "LVIS classes with sigmoids"),
+        ({"backbone.net.patch_embed.proj.weight": (20, 3, 16, 16)}, "20 channels, 4 blocks and 2"),
+        ({"backbone.net.blocks.0.attn.rel_pos_h": None}, "have no relative positions"),
+        ({"backbone.net.blocks.2.attn.rel_pos_h": (15, 8)}, "not evenly spaced"),
+    ],
+)  # fmt: skip
+def test_unknown_transformers(change, message):
+    state = state_dict("detectron2, ViTDet")
+    for name, shape in change.items():
+        if shape is None:
+            del state[name]
+        else:
+            state[name] = torch.zeros(shape)
+    with pytest.raises(ValueError, match=message):
+        convert(state, "detectron2")

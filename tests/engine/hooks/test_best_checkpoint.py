@@ -1,4 +1,4 @@
-"""The best checkpoint, and early stopping."""
+"""Averaged weights, the best checkpoint, and early stopping."""
 
 import json
 from functools import partial
@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.engine.hooks import Hook
 from detlite.engine.hooks.best_checkpoint import BestCheckpoint, store_score_threshold
+from detlite.engine.hooks.ema import ModelEMA
 from detlite.evaluation import MetricValue
 from tests.engine.toy import read_metrics
 
@@ -125,3 +127,28 @@ def test_the_config_of_the_evaluated_checkpoint_has_the_threshold(tiny_config, t
     assert (tmp_path / "last_checkpoint").read_text() == "model_final.pth\n"
     store_score_threshold(run, {"val": {"bbox": {}}})  # nothing was detected
     assert yaml.safe_load(read_checkpoint(final).config)["TEST"]["SCORE_THRESHOLD"] == 0.4322
+
+
+def test_updates_follow_the_formula():
+    model = nn.BatchNorm1d(2)
+    ema = ModelEMA(model, 0.2)
+    expected = {name: value.double().clone() for name, value in model.state_dict().items()}
+    for number in range(9):
+        with torch.no_grad():
+            for value in model.parameters():
+                value.copy_(torch.randn(2))
+        model(torch.randn(4, 2))
+        ema.after_step({})
+        decay = min(0.2, (1 + number) / (10 + number))
+        for name, value in model.state_dict().items():
+            expected[name] = decay * expected[name] + (1 - decay) * value.double()
+    expected["num_batches_tracked"] = model.num_batches_tracked
+    for name, value in ema.values.items():
+        torch.testing.assert_close(value.double(), expected[name].double(), rtol=1e-6, atol=1e-6)
+    assert ema.values["num_batches_tracked"] == 9
+    before, average = model.weight.detach().clone(), ema.values["weight"].clone()
+    with ema.applied():
+        assert torch.equal(model.weight, average)
+    assert torch.equal(model.weight, before)
+    assert torch.equal(ema.values["weight"], average)
+    assert model.weight.requires_grad
