@@ -17,23 +17,20 @@ def test_memory_is_bounded(bounded):
         np.ones(600 * 2**20 // 8)
 
 
-def test_time_and_messages_are_bounded(bounded, monkeypatch):
-    for message in ("", "two\nlines", "x" * 5000):
-        with pytest.raises(AssertionError), bounded():
-            raise ConfigError(message)
-    clock = iter([0.0, 11.0])
+@pytest.mark.parametrize("message", ["", "two\nlines", "x" * 5000, "late"])
+def test_time_and_messages_are_bounded(bounded, monkeypatch, message):
+    clock = iter([0.0, 11.0 if message == "late" else 1.0])
     monkeypatch.setattr("time.process_time", lambda: next(clock))
-    with pytest.raises(AssertionError, match=r"takes 11\.0 s"), bounded():
-        raise ConfigError("one line")
+    with pytest.raises(AssertionError), bounded():
+        raise ConfigError(message)
+
+
+@given(content=mutated({"a": [1, 2, {"b": "c"}]}), data=mutated_bytes(b"valid"))
+def record(seen, content, data):
+    seen.append((repr(content), data))
 
 
 def test_inputs_change():
-    valid, seen = {"a": [1, 2, {"b": "c"}]}, []
-
-    @given(mutated(valid), mutated_bytes(b"valid"))
-    def record(content, data):
-        seen.append((repr(content), data))
-
-    record()
+    seen = []
+    record(seen)
     assert all(len({*values}) > 10 for values in zip(*seen, strict=True))
-    assert valid == {"a": [1, 2, {"b": "c"}]}

@@ -54,9 +54,11 @@ VALUES = unexpected_values() | st.sampled_from(
 OTHERS = st.sampled_from(OTHER_FRAMEWORKS).flatmap(lambda one: mutated(one, values=VALUES))
 
 
-def saved(content: Any, old: bool = False) -> bytes:
+def saved(content: Any, form: str = "zip") -> bytes:
+    if form == "pickle":
+        return pickle.dumps(content, protocol=2)
     stream = io.BytesIO()
-    torch.save(content, stream, _use_new_zipfile_serialization=not old)
+    torch.save(content, stream, _use_new_zipfile_serialization=form == "zip")
     return stream.getvalue()
 
 
@@ -77,20 +79,18 @@ def read(file: Path) -> None:
     assert all(isinstance(row["name"], str) for row in checkpoint.categories)
 
 
-@given(content=mutated(VALID, values=VALUES) | OTHERS | VALUES, old=st.booleans())
-@example(content=torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), old=False)
-def test_saved_contents(content, old, check):
-    check(read, saved(content, old), ".pth")
-
-
-@given(content=OTHERS)
-@example(content={"blobs": {**OTHER_FRAMEWORKS[2]["blobs"], "conv1_b": np.array("a")}})
-def test_pickles_of_other_frameworks(content, check):
+@given(
+    content=mutated(VALID, values=VALUES) | OTHERS | VALUES,
+    form=st.sampled_from(["zip", "old", "pickle"]),
+)
+@example(content=torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), form="zip")
+@example(content={"blobs": {"conv1_b": np.array("a"), "conv1_w": np.ones(2)}}, form="pickle")
+def test_saved_contents(content, form, check):
     try:
-        data = pickle.dumps(content, protocol=2)
+        data = saved(content, form)
     except Exception:  # what cannot be pickled, such as a sparse tensor
         return
-    check(read, data, ".pkl")
+    check(read, data, ".pkl" if form == "pickle" else ".pth")
 
 
 @given(width=st.integers(1, 60), depth=st.integers(0, 8), dots=st.integers(0, 2000))
@@ -131,7 +131,7 @@ def test_pickles_of_any_operations(parts, in_zip, check):
     check(read, data, ".pth" if in_zip else ".pkl")
 
 
-FILES = [saved(VALID), saved(VALID, old=True), pickle.dumps(OTHER_FRAMEWORKS[2], protocol=2)]
+FILES = [saved(VALID), saved(VALID, "old"), saved(OTHER_FRAMEWORKS[2], "pickle")]
 
 
 @given(

@@ -114,15 +114,13 @@ def test_tags_of_yaml(value, key, tmp_path, read, bounded):
 NAME = st.sampled_from(NAMES)
 
 
-@given(opts=st.lists(st.tuples(NAME, unexpected_values()), max_size=3))
+@given(
+    opts=st.lists(st.tuples(NAME, unexpected_values()), max_size=3)
+    | st.lists(st.tuples(st.text(max_size=30) | NAME), max_size=4)
+)
 @example(opts=[("SOLVER.MAX_ITER", "9" * 5000)])
 @example(opts=[("SOLVER.STEPS", "(" * 500)])
 @example(opts=[("SOLVER.STEPS", "-" * 100_000 + "1")])
 @example(opts=[("SOLVER.BASE_LR", 10**400)])
 def test_overrides(opts, read):
     read(b"", [part for pair in opts for part in pair])
-
-
-@given(names=st.lists(st.text(max_size=30) | NAME, max_size=4))
-def test_names_of_overrides(names, read):
-    read(b"", list(names))

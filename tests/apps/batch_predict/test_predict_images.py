@@ -30,34 +30,25 @@ def exported(tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("opts", "tiling"),
+    ("opts", "max_pixels", "tiling", "limits"),
     [
-        ([], (80, 8)),
-        (["TEST.TILE", 0], (None, None)),
-        (["TEST.TILE", 64, "TEST.IMS_PER_BATCH", 2], (64, 2)),
+        ([], None, (80, 8), (20_000, 12)),
+        (["TEST.TILE", 0], 700, (None, None), (700, 12)),
+        (["TEST.TILE", 64, "TEST.IMS_PER_BATCH", 2, "DATASETS.MAX_PIXELS", 500, "INPUT.IMAGE_BITS",
+          9], 700, (64, 2), (500, 9)),
     ],
-)
-def test_overrides_change_the_config_of_the_file(exported, opts, tiling):
-    detector = load_predictor(exported, 0.0, opts).detector
-    assert tuple(getattr(detector, name, None) for name in ("side", "batch")) == tiling
+)  # fmt: skip
+def test_overrides_change_the_config_of_the_file(exported, opts, max_pixels, tiling, limits):
+    predictor = load_predictor(exported, 0.0, opts, max_pixels=max_pixels)
+    found = tuple(getattr(predictor.detector, name, None) for name in ("side", "batch"))
+    images = predictor.image_options
+    assert (found, (images.max_pixels, images.bits)) == (tiling, limits)
 
 
-def limits_of(predictor):
-    return predictor.image_options.max_pixels, predictor.image_options.bits
-
-
-def test_image_limits(exported):
-    """The limits of the file apply, unless they are overridden."""
-    predictor = Predictor(exported)
-    assert limits_of(predictor) == (20_000, 12)
+def test_options_replace_those_of_the_file(exported):
     options = InferenceOptions(images=ImageOptions(max_pixels=99, bits=10))
-    assert limits_of(Predictor(exported, options=options)) == (99, 10)
-    overrides = ["DATASETS.MAX_PIXELS", 500, "INPUT.IMAGE_BITS", 9]
-    for opts, max_pixels, limits in (
-        ([], None, (20_000, 12)), ([], 700, (700, 12)), (overrides, 700, (500, 9)),
-    ):  # fmt: skip
-        predictor = load_predictor(exported, 0.0, opts, max_pixels=max_pixels)
-        assert limits_of(predictor) == limits
+    images = Predictor(exported, options=options).image_options
+    assert (images.max_pixels, images.bits) == (99, 10)
 
 
 def test_views_of_an_exported_model(tiny_config, monkeypatch):
