@@ -19,7 +19,7 @@ CROSS_CUTTING = {
         "static_shapes", "torchvision_parity",
     },
     "ops": {
-        "cuda_on_cpu", "export", "fuzz", "hip", "messages", "padded_nms",
+        "cuda_on_cpu", "export", "fuzz", "hip", "invalid_arguments", "messages", "padded_nms",
         "paste_masks", "plain_versions", "pyramid", "roi_operators", "threads",
     },
 }  # fmt: skip

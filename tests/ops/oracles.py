@@ -124,23 +124,3 @@ def batched_nms(
         if not any(idxs[i] == idxs[j] and iou(boxes[j], boxes[i]) > threshold for j in kept):
             kept.append(int(i))
     return kept
-
-
-def padded_nms(
-    boxes: np.ndarray,
-    scores: np.ndarray,
-    groups: np.ndarray,
-    valid: np.ndarray,
-    threshold: float,
-    limit: int,
-) -> tuple[list[list[int]], list[list[bool]]]:
-    """`batched_nms` of each image's valid boxes, cut or filled up to the limit."""
-    indices, kept = [], []
-    for b in range(len(boxes)):
-        chosen = np.flatnonzero(valid[b])
-        of_chosen = batched_nms(boxes[b, chosen], scores[b, chosen], groups[b, chosen], threshold)
-        survivors = [int(chosen[i]) for i in of_chosen[:limit]]
-        padding = limit - len(survivors)
-        indices.append(survivors + [0] * padding)
-        kept.append([True] * len(survivors) + [False] * padding)
-    return indices, kept

@@ -129,7 +129,7 @@ def test_subprocesses_use_the_copied_package(package):
 
 
 # Skips tests of the Python side, and all but two of the slow tests of pyramid gradients.
-ONE_CALL = "(one_call and (form1-dtype1-channels_last or (pyramid_roi_pool and strided)))"
+ONE_CALL = "(one_call and (align-2-float32-channels_last or pool-strided))"
 SELECTED_TESTS = (
     "cpu-default and not (opcheck or trace) "
     f"and (not test_pyramid or empty or torchvision or {ONE_CALL})"

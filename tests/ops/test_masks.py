@@ -9,25 +9,16 @@ import torch
 from pycocotools import mask as rle_codec
 
 from detlite.ops import crop_masks, roi_align
-from detlite.ops.dispatch import use_fallback_ops
-
-NO_FRAME = [0] * 6
+from detlite.structures.masks.packed import PackedMasks, pack
 
 
-def pack(instances, frames=None):
-    """Return the four tensors of PackedMasks from a list of pieces for each instance."""
-    pieces = [np.asarray(piece, dtype=np.float64) for pieces in instances for piece in pieces]
-    counts = [len(pieces) for pieces in instances]
-    return (
-        torch.from_numpy(np.concatenate([np.zeros(0), *pieces])),
-        torch.tensor([0, *np.cumsum([len(piece) for piece in pieces])], dtype=torch.int64),
-        torch.tensor([0, *np.cumsum(counts)], dtype=torch.int64),
-        torch.tensor(frames or [NO_FRAME] * len(instances), dtype=torch.int64).view(-1, 6),
-    )
+def polygons(instances):
+    """Pack instances, each a list of polygons."""
+    return pack([[np.array(ring, float) for ring in rings] for rings in instances], 0, 0)
 
 
 def crop(masks, index, boxes, resolution, soft=False, device="cpu"):
-    tensors = [x.to(device) for x in (*masks, torch.as_tensor(index), boxes)]
+    tensors = [x.to(device) for x in (*masks.tensors(), torch.as_tensor(index), boxes)]
     return crop_masks(*tensors, resolution, soft).cpu()
 
 
@@ -47,7 +38,7 @@ def rasterize(polygons, box, resolution):
 
 
 def check_polygons(instances, index, boxes, resolution, device):
-    actual = crop(pack(instances), index, boxes, resolution, device=device)
+    actual = crop(polygons(instances), index, boxes, resolution, device=device)
     for i, box, cells in zip(index, boxes.numpy(), actual.numpy(), strict=True):
         expected = rasterize(instances[i], box, resolution)
         np.testing.assert_array_equal(cells, expected, err_msg=f"{instances[i]} in {box}")
@@ -126,7 +117,7 @@ def test_far_corners_are_fast(device):
     begin = time.process_time()
     for far in (1e3, 1e6, 1e7, 1e15, 1e300, math.inf):
         polygon = [-far, -far, 14, -far, 14, far, -far, far]
-        assert torch.equal(crop(pack([[polygon]]), [0], boxes, 28, device=device), expected)
+        assert torch.equal(crop(polygons([[polygon]]), [0], boxes, 28, device=device), expected)
     assert time.process_time() - begin < 1
 
 
@@ -136,7 +127,7 @@ def test_odd_corners_close_the_polygon(device, value):
     polygon = [4.0, 4, 20, 4, 20, 20, 4, 20]
     for place in range(8):
         odd = [*polygon[:place], value, *polygon[place + 1 :]]
-        cells = crop(pack([[odd]]), [0], torch.tensor([[0.0, 0, 28, 28]]), 28, device=device)
+        cells = crop(polygons([[odd]]), [0], torch.tensor([[0.0, 0, 28, 28]]), 28, device=device)
         if place % 2 == 0:  # an odd x: all rows stay between 4 and 20
             assert not cells[:, :4].any()
             assert not cells[:, 20:].any()
@@ -151,10 +142,10 @@ def test_invalid_boxes(device, value, column):
     boxes = torch.tensor([[2.0, 3, 20, 30]])
     boxes[0, column] = value
     polygon = [3.0, 4, 15, 5, 9, 22]
-    cells = crop(pack([[polygon]]), [0], boxes, 28, device=device)
+    cells = crop(polygons([[polygon]]), [0], boxes, 28, device=device)
     assert set(cells.unique().tolist()) <= {0.0, 1.0}
     mask = np.ones((40, 50), dtype=np.uint8)
-    masks = pack([[run_boundaries(mask)]], [[40, 50, 0, 0, 40, 50]])
+    masks = PackedMasks.from_bitmaps(torch.from_numpy(mask)[None])
     for soft in (False, True):
         actual = crop(masks, [0], boxes, 7, soft, device)
         check_runs(actual, mask[None], [0], boxes, 7, soft, device)
@@ -164,38 +155,20 @@ def test_union_of_pieces(device):
     # Overlapping pieces do not cancel, and a piece without corners adds nothing.
     square = [2.0, 2, 10, 2, 10, 10, 2, 10]
     box = torch.tensor([[0.0, 0, 12, 12]])
-    once = crop(pack([[square]]), [0], box, 12, device=device)
+    once = crop(polygons([[square]]), [0], box, 12, device=device)
     assert once.sum() == 64
-    assert torch.equal(crop(pack([[square, [], square]]), [0], box, 12, device=device), once)
+    assert torch.equal(crop(polygons([[square, [], square]]), [0], box, 12, device=device), once)
 
 
 def test_padding_and_empty_masks(device):
     square = [0.0, 0, 8, 0, 8, 8, 0, 8]
-    masks = pack([[], [square], []])
+    masks = polygons([[], [square], []])
     boxes = torch.tensor([[0.0, 0, 8, 8]]).repeat(4, 1)
     actual = crop(masks, [-1, 0, 1, 2], boxes, 4, device=device)
     assert actual.sum(dim=(1, 2)).tolist() == [0, 0, 16, 0]
     assert crop(masks, torch.zeros(0).long(), torch.zeros(0, 4), 4).shape == (0, 4, 4)
-    nothing = crop(pack([]), [-1], boxes[:1], 4, device=device)
+    nothing = crop(polygons([]), [-1], boxes[:1], 4, device=device)
     assert not nothing.any()
-
-
-def run_boundaries(mask):
-    """Return the run boundaries of a bitmap [H, W]."""
-    flat = np.concatenate([[0], mask.T.ravel()])
-    return np.flatnonzero(np.diff(flat.astype(np.int8)))
-
-
-def resize(mask, frame):
-    """Flip and resize a bitmap to the network's input, to the nearest pixel."""
-    height, width, flip_x, flip_y, new_height, new_width = frame
-    columns = (2 * np.arange(new_width) + 1) * width // (2 * new_width)
-    rows = (2 * np.arange(new_height) + 1) * height // (2 * new_height)
-    if flip_x:
-        mask = mask[:, ::-1]
-    if flip_y:
-        mask = mask[::-1]
-    return mask[rows][:, columns]
 
 
 def check_runs(actual, bitmaps, index, boxes, resolution, soft, device):
@@ -216,21 +189,15 @@ def check_runs(actual, bitmaps, index, boxes, resolution, soft, device):
 
 
 def random_mask(random, height, width):
-    """Return a random bitmap: blobs, noise, stripes, full or empty."""
-    kind = random.integers(6)
-    if kind == 0:
-        return (random.random((height, width)) < random.random()).astype(np.uint8)
-    if kind == 1:
-        return np.full((height, width), random.integers(2), dtype=np.uint8)
-    if kind == 2:
-        return np.tile(random.integers(0, 2, (1, width)), (height, 1)).astype(np.uint8)
-    y, x = np.mgrid[:height, :width]
-    mask = np.zeros((height, width), dtype=bool)
-    for _ in range(random.integers(1, 4)):
-        cy, cx = random.uniform(0, height), random.uniform(0, width)
-        ry, rx = random.uniform(1, height), random.uniform(1, width)
-        mask |= ((y - cy) / ry) ** 2 + ((x - cx) / rx) ** 2 < 1
-    return mask.astype(np.uint8)
+    """Return a random bitmap: noise, stripes, full or empty, or an ellipse."""
+    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
+    kinds = [
+        random.random((height, width)) < random.random(),
+        np.tile(random.integers(0, 2, (1, width)), (height, 1)),
+        np.full((height, width), random.integers(2)),
+        (y / random.random()) ** 2 + (x / random.random()) ** 2 < 1,
+    ]
+    return kinds[random.integers(4)].astype(np.uint8)
 
 
 def boxes_with_ties(random, count, height, width):
@@ -249,12 +216,13 @@ def test_run_lengths_equal_roi_align_of_bitmaps(device, soft, flips, resolution)
     random = np.random.default_rng([*flips, resolution])
     for _ in range(8):
         height, width, new_height, new_width = (int(x) for x in random.integers(1, 150, 4))
-        frame = [height, width, *flips, new_height, new_width]
-        masks = [random_mask(random, height, width) for _ in range(4)]
-        bitmaps = np.stack([resize(mask, frame) for mask in masks])
+        masks = np.stack([random_mask(random, height, width) for _ in range(4)])
+        size, new_size = (height, width), (new_height, new_width)
+        packed = PackedMasks.from_bitmaps(torch.from_numpy(masks))
+        packed = packed.transformed(*flips, size, new_size)
+        bitmaps = packed.bitmaps(*new_size).numpy()
         index = random.integers(0, 4, 30).tolist()
         boxes = boxes_with_ties(random, 30, new_height, new_width)
-        packed = pack([[run_boundaries(mask)] for mask in masks], [frame] * 4)
         actual = crop(packed, index, boxes, resolution, soft, device)
         assert actual.any()
         check_runs(actual, bitmaps, index, boxes, resolution, soft, device)
@@ -263,7 +231,7 @@ def test_run_lengths_equal_roi_align_of_bitmaps(device, soft, flips, resolution)
 def test_boxes_larger_than_the_image(device):
     # Samples are many pixels apart or outside.
     mask = np.ones((30, 40), dtype=np.uint8)
-    masks = pack([[run_boundaries(mask)]], [[30, 40, 0, 0, 30, 40]])
+    masks = PackedMasks.from_bitmaps(torch.from_numpy(mask)[None])
     boxes = torch.tensor([[-9e3, -9e3, 1e4, 1e4], [-1e9, 0, 1e9, 20], [5, -300, 35, 330]])
     for soft in (False, True):
         actual = crop(masks, [0, 0, 0], boxes, 7, soft, device)
@@ -274,86 +242,9 @@ def test_polygons_and_run_lengths_together(device):
     mask = np.zeros((20, 20), dtype=np.uint8)
     mask[4:12, 4:12] = 1
     square = [4.0, 4, 12, 4, 12, 12, 4, 12]
-    masks = pack([[run_boundaries(mask)], [square]], [[20, 20, 0, 0, 20, 20], NO_FRAME])
+    runs = PackedMasks.from_bitmaps(torch.from_numpy(mask)[None])
+    masks = PackedMasks.join([runs, polygons([[square]])])
     boxes = torch.tensor([[0.0, 0, 16, 16]]).repeat(2, 1)
     actual = crop(masks, [0, 1], boxes, 16, device=device)
     assert torch.equal(actual[0], torch.from_numpy(mask[:16, :16]).float())
     assert torch.equal(actual[1], actual[0])
-
-
-def arguments(**change):
-    square = [4.0, 4, 12, 4, 12, 12, 4, 12]
-    mask = np.eye(20, dtype=np.uint8)
-    frames = [NO_FRAME, [20, 20, 0, 1, 40, 30]]
-    names = ("values", "pieces", "instances", "frames")
-    good = dict(zip(names, pack([[square], [run_boundaries(mask)]], frames), strict=True))
-    good["index"] = torch.tensor([0, 1, -1])
-    good["boxes"] = torch.tensor([[0.0, 0, 16, 16]]).repeat(3, 1)
-    return {**good, "resolution": 14, "soft": False, **change}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"values": torch.zeros(2, 2).double()}, r"values must have shape \[V\], got \[2, 2\]"),
-        ({"values": torch.zeros(9)}, "values must be float64, got float32"),
-        ({"pieces": torch.zeros(1, 2).long()}, "pieces must have (one dimension|shape)"),
-        ({"pieces": torch.zeros(3)}, "pieces must be int64, got float32"),
-        ({"instances": torch.zeros(1, 2).long()}, r"instances must have .*\[1, 2\]"),
-        ({"instances": torch.zeros(3).int()}, "instances must be int64, got int32"),
-        ({"frames": torch.zeros(3, 6).long()}, r"frames must have shape \[2, 6\]"),
-        ({"frames": torch.zeros(2, 6)}, "frames must be int64"),
-        ({"index": torch.zeros(3, 1).long()}, "index must have (one dimension|shape)"),
-        ({"index": torch.zeros(3)}, "index must be int64"),
-        ({"boxes": torch.zeros(2, 4)}, r"boxes must have shape \[3, 4\], "),
-        ({"boxes": torch.zeros(3, 4).long()}, "boxes must be floating point, got int64"),
-        ({"resolution": 0}, "resolution must be from 1 to 256, got 0"),
-        ({"resolution": 257}, "resolution must be from 1 to 256, got 257"),
-    ],
-)
-def test_invalid_arguments_are_named(device, change, message):
-    good = arguments(**change)
-    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in good.items()}
-    with pytest.raises(RuntimeError, match=message):
-        crop_masks(**moved)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"pieces": torch.tensor([0, 8, 10**9])}, r"pieces must increase .*, got 1000000000 at"),
-        ({"pieces": torch.tensor([0, 8, 6])}, "pieces must increase"),
-        ({"pieces": torch.tensor([-8, 8, 8])}, "pieces must increase.* got -8 at place 0"),
-        ({"pieces": torch.tensor([0, 7, 8])}, "piece 0 must have an x and a y"),
-        ({"instances": torch.tensor([0, 1, 3])}, "instances must increase from 0 to the 2 pieces"),
-        ({"instances": torch.tensor([0, 0, 2])}, "instance 1 is run lengths and must have one"),
-        ({"frames": torch.tensor([NO_FRAME, [20, 0, 0, 0, 20, 20]])}, r"frames\[1\] must have"),
-        ({"frames": torch.tensor([NO_FRAME, [-2, 9, 0, 0, 20, 20]])}, r"frames\[1\] must have"),
-        ({"frames": torch.tensor([NO_FRAME, [9, 9, 0, 0, 20, 2**16]])}, r"frames\[1\] must have"),
-        ({"index": torch.tensor([0, 1, 2])}, r"index\[2\] is 2, but there are 2 instances"),
-        ({"index": torch.tensor([0, -2, 0])}, r"index\[1\] is -2"),
-        ({"soft": True}, "instance 0 is polygons, and soft masks need run lengths"),
-    ],
-)
-def test_invalid_contents_are_named(change, message):
-    with pytest.raises(RuntimeError, match=message):
-        crop_masks(**arguments(**change))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"index": torch.tensor([0, 1, 2])}, r"index is \[2\], but there are 2 instances"),
-        ({"index": torch.tensor([0, -2, 0])}, r"index is \[-2\], but there are 2 instances"),
-        ({"soft": True}, "instance 0 is polygons, and soft masks need run lengths"),
-    ],
-)
-def test_masks_that_cannot_be_cropped_without_kernels(change, message):
-    with use_fallback_ops(), pytest.raises(RuntimeError, match=message):
-        crop_masks(**arguments(**change))
-
-
-def test_boxes_may_require_a_gradient():
-    good = arguments()
-    boxes = good["boxes"].clone().requires_grad_()
-    assert not crop_masks(**{**good, "boxes": boxes}).requires_grad

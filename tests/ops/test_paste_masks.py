@@ -79,28 +79,3 @@ def test_none():
 def test_opcheck():
     arguments = torch.rand(3, 7, 7), torch.tensor([[1.0, 2, 9, 8]]).repeat(3, 1), 20, 30, 0.5
     torch.library.opcheck(torch.ops.detlite.paste_masks_rle, arguments)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"probs": torch.zeros(2, 7)}, r"probs must have shape \[N, M, M\], got \[2, 7\]"),
-        ({"probs": torch.zeros(2, 7, 0)}, "a mask's width must be from 1"),
-        ({"probs": torch.zeros(2, 7, 7).int()}, "probs must be floating point, got int32"),
-        ({"boxes": torch.zeros(3, 4)}, r"boxes must have shape \[2, 4\], one for each mask"),
-        ({"boxes": torch.zeros(2, 4).long()}, "boxes must be floating point, got int64"),
-        ({"size": (-1, 5)}, "height must be from 0"),
-        ({"size": (2**20, 2**20)}, "too many pixels"),
-        ({"threshold": 0.0}, "threshold must be more than 0, got 0"),
-        ({"threshold": math.nan}, "threshold must be more than 0"),
-    ],
-)
-def test_invalid_arguments_are_named(change, message):
-    good = {
-        "probs": torch.zeros(2, 7, 7),
-        "boxes": torch.zeros(2, 4),
-        "size": (9, 9),
-        "threshold": 0.5,
-    }
-    with pytest.raises(RuntimeError, match=message):
-        paste_masks(**{**good, **change})

@@ -108,30 +108,6 @@ def test_autocast_needs_no_cast(device):
     torch.testing.assert_close(output, expected.bfloat16(), rtol=0, atol=0)
 
 
-def test_invalid_sampling_ratio():
-    with pytest.raises(RuntimeError, match="sampling_ratio must be from 1"):
-        roi_align(torch.zeros(1, 3, 5, 5), torch.zeros(2, 5), 7, sampling_ratio=2**40)
-
-
-@pytest.mark.parametrize(
-    ("index", "value", "message"),
-    [
-        (0, torch.zeros(2, 3, 7, 6), "grad must have shape"),
-        (1, torch.zeros(2, 5).double(), "rois must be float32 for float32 grad, got float64"),
-        (6, -1, "batch_size must be from 0"),
-        (8, [-1], "height must be from 0"),
-        (9, [2**40], "width must be from 0"),
-    ],
-)
-def test_invalid_backward_arguments_are_named(index, value, message):
-    tensors = torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), torch.zeros(2).long()
-    arguments = [*tensors, [1.0], 7, 7, 1, 3, [5], [5], 2, False]
-    torch.ops.detlite.roi_align_backward.maps(*arguments)
-    arguments[index] = value
-    with pytest.raises(RuntimeError, match=message):
-        torch.ops.detlite.roi_align_backward.maps(*arguments)
-
-
 @pytest.mark.parametrize("aligned", [False, True])
 def test_fallback_takes_fewer_samples_of_huge_rois(monkeypatch, aligned):
     x, boxes = features(), torch.cat([ordinary_rois(9), odd_rois()[:3]])

@@ -88,20 +88,3 @@ def test_all_negative_infinity_has_an_argmax(device):
     output, argmax = pool_on_one_map(input, rois, 1.0, (1, 1))
     assert (output == -torch.inf).all()
     assert (argmax == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("argmax", "message"),
-    [
-        (torch.zeros(2, 3, 7, 7), "argmax must be int32, got float32"),
-        (torch.zeros(2, 3, 7, 6).int(), "argmax must have the shape of grad"),
-        (torch.full((2, 3, 7, 7), 25).int(), "argmax must be from -1 to 24, got 25"),
-        (torch.full((2, 3, 7, 7), -2).int(), "argmax must be from -1 to 24, got -2"),
-    ],
-)
-def test_invalid_argmax_is_rejected(argmax, message):
-    with pytest.raises(RuntimeError, match=message):
-        torch.ops.detlite.roi_pool_backward.maps(
-            torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), torch.zeros(2).long(), argmax,
-            [1.0], 7, 7, 1, 3, [5], [5],
-        )  # fmt: skip

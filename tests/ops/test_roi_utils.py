@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from detlite import _C
 from detlite.ops import assign_levels, pyramid_roi_align, pyramid_roi_pool
 from tests.ops.roi_cases import SCALES, features, odd_rois, ordinary_rois, pool_on_one_map, two_maps
 
@@ -15,12 +14,6 @@ OPERATORS = [pyramid_roi_align, pyramid_roi_pool]
 
 
 # ---- the rule
-
-
-@pytest.mark.parametrize("side", [1e-3, 55, 111.9, 112, 224, 447.9, 448, 895, 896, 5000, 1e15])
-def test_level_of_a_square(side):
-    expected = min(max(4 + math.floor(math.log2(side / 224) + 1e-9), 2), 5) - 2
-    assert assign_levels(torch.tensor([[0.0, 0, side, side]]), SCALES).tolist() == [expected]
 
 
 def test_level_follows_from_the_area():
@@ -42,17 +35,6 @@ def test_levels_follow_the_paper():
 def test_scales_must_be_positive(scales):
     with pytest.raises(ValueError, match="spatial_scales must be positive, got"):
         assign_levels(torch.ones(1, 4), scales)
-
-
-def test_kernels_use_the_assigned_levels(device):
-    # Each map contains its number.
-    maps = [torch.full((1, 1, 64, 64), float(level), device=device) for level in range(4)]
-    sides = torch.cat([2 ** torch.linspace(-3, 12, 500), torch.tensor([0, 56, 112, 224, 448.0])])
-    boxes = torch.stack([-sides / 2, -sides / 2, sides / 2, sides / 2], dim=1) + 1
-    rois = torch.cat([torch.zeros(len(boxes), 1), boxes], dim=1).to(device)
-    # A single bin of a single sample, at the center.
-    pooled = pyramid_roi_align(maps, rois, 1, SCALES, 1, True)
-    assert torch.equal(pooled.flatten().cpu().round().long(), assign_levels(boxes, SCALES))
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -122,29 +104,6 @@ def test_padding_has_no_argmax(device, layout):
     _, argmax = pool_on_one_map(features(layout=layout).to(device), rois, 1.0, (3, 3))
     assert (argmax[::2] == -1).all()
     assert (argmax[1::2] >= 0).any()
-
-
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize(
-    ("image", "level"), [(2.0, 0), (-2.0, 0), (-0.5, 0), (math.nan, 0), (0.0, 2), (0.0, -1)]
-)
-@pytest.mark.parametrize("op", ["align", "pool"])
-def test_invalid_image_and_level_are_rejected(device, op, image, level, backward):
-    if device == "cuda":
-        pytest.skip("an assertion on the device ends the CUDA context: see the test below")
-    maps = [torch.ones(2, 3, 9, 9), torch.ones(2, 3, 5, 5)]
-    rois, levels = torch.tensor([[0, 0, 0, 4, 4], [image, 0, 0, 4, 4]]), torch.tensor([0, level])
-    where, pool, grad = (rois, levels), ([1.0, 0.5], 2, 2), torch.ones(2, 3, 2, 2)
-    sizes = 2, 3, [9, 5], [9, 5]
-    argmax = torch.zeros(2, 3, 2, 2, dtype=torch.int32)
-    calls = {
-        ("align", False): lambda: _C.roi_align_forward.maps(maps, *where, *pool, 2, True),
-        ("align", True): lambda: _C.roi_align_backward.maps(grad, *where, *pool, *sizes, 2, True),
-        ("pool", False): lambda: _C.roi_pool_forward.maps(maps, *where, *pool, True),
-        ("pool", True): lambda: _C.roi_pool_backward.maps(grad, *where, argmax, *pool, *sizes),
-    }
-    with pytest.raises(RuntimeError):
-        calls[op, backward]()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

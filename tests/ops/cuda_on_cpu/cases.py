@@ -95,6 +95,12 @@ def padded_nms() -> Call:
 
 @case
 def match_boxes() -> Call:
+    truth, candidates = boxes(2, 600, extent=200.0), boxes(300, extent=200.0)
+    return ops.match_boxes, [truth, torch.rand(2, 600) > 0.1, candidates]
+
+
+@case
+def match_boxes_of_each_image() -> Call:
     truth, candidates = boxes(2, 600, extent=200.0), boxes(2, 300, extent=200.0)
     return ops.match_boxes, [truth, torch.rand(2, 600) > 0.1, candidates]
 
