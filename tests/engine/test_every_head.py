@@ -11,11 +11,10 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.evaluate import evaluate_dataset
-from detlite.engine.hooks import Hook
 from detlite.engine.run import TrainingRun
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
-from tests.engine.toy import assert_equal, read_final, read_metrics
+from tests.engine.toy import read_metrics
 
 
 def run(cfg: CfgNode) -> tuple[list[dict[str, float]], dict[str, Any], Predictor]:
@@ -45,7 +44,6 @@ VIEWS = [
     "TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True, "TEST.BBOX_AUG.SCALES", (80,),
     "TEST.BBOX_AUG.SCALE_H_FLIP", True, "TEST.NMS.METHOD", "voting",
 ]  # fmt: skip
-SCHEDULE_FREE = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
 
 
 @pytest.mark.slow
@@ -72,45 +70,6 @@ def test_trains_and_evaluates(plates_config, opts, c4):
         cfg.MODEL.MASK_ON,
         cfg.MODEL.KEYPOINT_ON,
     )
-
-
-class InterruptedAfter(Hook):
-    """Interrupts a run after a number of iterations."""
-
-    def __init__(self, iterations: int) -> None:
-        self.iterations = iterations
-
-    def after_step(self, losses: dict[str, torch.Tensor]) -> None:
-        if self.trainer.iteration == self.iterations:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    "opts",
-    [SCHEDULE_FREE, ["MODEL.ROI_BOX_HEAD.PASSES", 2]],
-    ids=["schedule-free", "two passes"],
-)
-def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
-    if opts is SCHEDULE_FREE:
-        pytest.importorskip("schedulefree")
-
-    def train(folder: str, *hooks: Hook, resume: bool = False) -> dict[str, Any]:
-        cfg = plates_config(
-            *opts, "OUTPUT_DIR", str(tmp_path / folder), "SOLVER.MAX_ITER", 4,
-            "SOLVER.CHECKPOINT_PERIOD", 2,
-        )  # fmt: skip
-        Path(cfg.OUTPUT_DIR).mkdir(exist_ok=True)
-        torch.manual_seed(7 if resume else 1)
-        model, train_set = build_model(cfg), build_train_dataset(cfg)
-        model.categories = train_set.categories
-        TrainingRun(cfg, model, train_set, [], hooks).train(resume)
-        checkpoint = read_final(tmp_path / folder)
-        return {"weights": checkpoint.model, "optimizer": checkpoint.training["optimizer"]}
-
-    expected = train("straight")
-    with pytest.raises(KeyboardInterrupt):
-        train("resumed", InterruptedAfter(3))
-    assert_equal(train("resumed", resume=True), expected)
 
 
 @pytest.mark.slow
@@ -168,11 +127,3 @@ def test_the_keypoint_head_must_match_the_dataset(plates_config):
     cfg = plates_config("MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 4)
     with pytest.raises(ConfigError, match=r"NUM_CLASSES is 4, but .* plates has 5 keypoints"):
         build_train_dataset(cfg)
-
-
-def test_sigmas_must_match_the_keypoints(plates_config):
-    cfg = plates_config("MODEL.KEYPOINT_ON", True, "TEST.KEYPOINT_OKS_SIGMAS", (0.1, 0.1))
-    with pytest.raises(ConfigError, match=r"are 2 OKS sigmas, but .*plates\.json has 5 keypoints"):
-        evaluate_dataset(
-            cfg, build_model(cfg), build_dataset(cfg, "plates", train=False), Path(cfg.OUTPUT_DIR)
-        )

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from detlite.engine.checkpointer import newest_checkpoint
 from detlite.engine.hooks import Hook
 from detlite.engine.signals import StoppedError
 from detlite.errors import NonFiniteLossError
-from detlite.modeling.compilation import compile_losses
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 from tests.engine.toy import assert_equal, call_at, new_toy, read_final, read_metrics, without_times
 
@@ -198,37 +196,6 @@ def test_nothing_is_saved_or_evaluated_after_a_non_finite_loss(
     assert saved == ["model_0000002.pth"]
     last = newest_checkpoint(Path(cfg.OUTPUT_DIR))
     assert all(value.isfinite().all() for value in last.model.values())
-
-
-@pytest.fixture
-def empty_compiler(tmp_path, monkeypatch):
-    """Return the empty folder of the compiler's files."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    yield tmp_path
-    torch._dynamo.reset()
-
-
-def test_a_run_stopped_while_it_compiles_resumes_like_an_eager_one(
-    train_toy, make_cfg, empty_compiler, monkeypatch
-):
-    pending = [signal.SIGINT]
-
-    def backend(graph, inputs):
-        if len(inputs) > 1 and pending:  # not the test of the compiler
-            os.kill(os.getpid(), pending.pop())
-        return graph
-
-    opts = ["DATASETS.TEST", (), "SOLVER.ACCUMULATION_STEPS", 2]
-    train_toy(*opts)
-    final = Path(make_cfg().OUTPUT_DIR) / "model_final.pth"
-    expected = read_checkpoint(final).model
-    final.unlink()
-    compiling = partial(compile_losses, backend=backend)
-    monkeypatch.setattr("detlite.engine.run.compile_losses", compiling)
-    with pytest.raises(StoppedError, match=r"^SIGINT: saved after iteration 1;"):
-        train_toy("MODEL.COMPILE", True, *opts)
-    train_toy("MODEL.COMPILE", True, *opts, resume=True)
-    assert_equal(read_checkpoint(final).model, expected)
 
 
 def test_gradients_are_clipped(train_toy, toy):

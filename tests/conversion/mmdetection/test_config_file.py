@@ -58,22 +58,6 @@ def test_invalid_files(text, message):
 NECK = {"type": "mmdet.FPN", "scale": 5, "pool_mode": None, "loss_cls": 3, "std": [7, 8]}
 
 
-@pytest.mark.parametrize(
-    ("message", "kinds", "only"),
-    [
-        (r"neck\.type = 'mmdet\.FPN': only PAFPN", ("PAFPN",), {}),
-        (r"neck\.scale = 5: only 4", ("FPN",), {"scale": (4,)}),
-        (r"neck\.std = \[7, 8\]: only \(7, 9\)", (), {"std": ((7, 9),)}),
-        (r"neck\.size, which is unknown", (), {}),
-    ],
-)
-def test_unknown_settings_are_rejected(message, kinds, only):
-    ConfigSection(NECK, "neck").check("FPN", scale=(5,), std=((7, 8),))
-    values = NECK | ({"size": 3} if "size" in message else {})
-    with pytest.raises(ValueError, match=message):
-        ConfigSection(values, "neck").check(*kinds, **only)
-
-
 def test_values_of_a_section():
     section = ConfigSection({**NECK, "a": [{}, {}]}, "neck")
     assert (section.number("scale"), section.numbers("std")) == (5, [7, 8])
