@@ -174,6 +174,9 @@ class _Unpickler(pickle._Unpickler):
     def _parameter(self, data: Any, *rest: Any) -> Any:
         return data
 
+    def _subclass(self, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+        return function(*arguments)
+
     def _spend(self, data: Any) -> bytes:
         """Return bytes for an array, a copy that is counted."""
         if isinstance(data, str):  # a byte string of Python 2
@@ -281,6 +284,7 @@ _ALLOWED: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v3": _Unpickler._tensor_of_dtype,
     "torch._utils._rebuild_parameter": _Unpickler._parameter,
     "torch._utils._rebuild_parameter_with_state": _Unpickler._parameter,
+    "torch._tensor._rebuild_from_type_v2": _Unpickler._subclass,
 }
 
 
