@@ -81,17 +81,12 @@ def test_iou_equals_torchvision():
     expected = torchvision.ops.box_iou(a, b)
     torch.testing.assert_close(box_ops.iou(a, b), expected)
     assert (expected > 0.3).any()
-
-
-def test_iou_of_touching_equal_and_empty_boxes():
-    a = torch.tensor([[0.0, 0, 2, 2], [1, 1, 1, 1]])
-    b = torch.tensor([[0.0, 0, 2, 2], [2, 0, 4, 2], [1, 1, 1, 1]])
-    assert box_ops.iou(a, b).tolist() == [[1, 0, 0], [0, 0, 0]]
-
-
-@pytest.mark.parametrize(("n", "m"), [(0, 3), (3, 0), (0, 0)])
-def test_iou_without_boxes(n, m):
-    assert box_ops.iou(random_boxes(n), random_boxes(m)).shape == (n, m)
+    a, b = (
+        torch.tensor([[0.0, 0, 2, 2], [1, 1, 1, 1]]),
+        torch.tensor([[2.0, 0, 4, 2], [1, 1, 1, 1]]),
+    )
+    assert box_ops.iou(a, b).tolist() == [[0, 0], [0, 0]]  # touching, and without area
+    assert [box_ops.iou(a[:n], b[:m]).shape for n, m in ((0, 2), (2, 0))] == [(0, 2), (2, 0)]
 
 
 def test_batches_equal_single_images():
@@ -107,22 +102,21 @@ def test_batches_equal_single_images():
         assert torch.equal(function(a), torch.stack([function(boxes) for boxes in a]))
 
 
-def test_inside():
-    boxes = torch.tensor([[0.0, 0, 20, 20], [2, 2, 20.5, 9], [2, 2, 21, 9], [-0.5, 2, 9, 9]])
-    assert box_ops.inside(boxes, (20, 20), 0, CONTINUOUS).tolist() == [True, False, False, False]
-    assert box_ops.inside(boxes, (20, 20), 0.5, CONTINUOUS).tolist() == [True, True, False, True]
-    # The last pixel of the second box starts inside the image, the last pixel of the third at the
-    # border.
-    assert box_ops.inside(boxes, (20, 20), 0, INCLUSIVE).tolist() == [True, True, False, False]
-
-
-def test_inside_treats_all_borders_alike():
+@pytest.mark.parametrize(
+    ("margin", "convention", "expected"),
+    [
+        (0, CONTINUOUS, [True, False, False, False, False, False]),
+        (0.5, CONTINUOUS, [True, True, False, True, True, False]),
+        # The last pixel of the second box starts inside the image, that of the third at the border.
+        (0, INCLUSIVE, [True, True, False, False, False, False]),
+    ],
+)
+def test_inside(margin, convention, expected):
     boxes = torch.tensor(
-        [[0.0, 0, 48, 32], [-2, 5, 9, 9], [5, -2, 9, 9], [5, 5, 50, 9], [5, 5, 9, 34]]
-    )
-    for margin in (0, 1.9):
-        assert box_ops.inside(boxes, (32, 48), margin, CONTINUOUS).tolist() == [True, *[False] * 4]
-    assert box_ops.inside(boxes, (32, 48), 2, CONTINUOUS).all()
+        [[0.0, 0, 40, 20], [2, 2, 40.5, 9], [2, 2, 41, 9], [-0.5, 2, 9, 9], [2, -0.5, 9, 9],
+         [2, 2, 9, 21]]
+    )  # fmt: skip
+    assert box_ops.inside(boxes, (20, 40), margin, convention).tolist() == expected
 
 
 @BOTH
@@ -151,26 +145,19 @@ def test_no_operation_waits_for_the_device(convention):
         assert box_ops.rescale(boxes, size, (60, 70), convention).shape == (2, 5, 4)
 
 
-def test_rescale_clips_boxes():
-    boxes = torch.tensor([[10.0, 20, 30, 60]])
-    to_wide = box_ops.rescale(boxes, (100, 100), (100, 200), CONTINUOUS)
-    assert to_wide.tolist() == [[20, 20, 60, 60]]
-    clipped = box_ops.rescale(boxes, (50, 100), (50, 100), CONTINUOUS)
-    assert clipped.tolist() == [[10, 20, 30, 50]]
-    unclipped = box_ops.rescale(boxes, (50, 100), (50, 100), CONTINUOUS, clipped=False)
-    assert torch.equal(unclipped, boxes)
-
-
-def test_rescale_moves_the_last_pixel_of_inclusive_boxes():
-    boxes = torch.tensor([[10.0, 20, 31, 41]])  # pixels 10 to 30 and 20 to 40
-    doubled = box_ops.rescale(boxes, (100, 100), (200, 200), INCLUSIVE)
-    assert doubled.tolist() == [[20, 40, 61, 81]]
-    assert torch.equal(box_ops.rescale(boxes, (100, 100), (100, 100), INCLUSIVE), boxes)
-
-
-def test_rescale_does_not_clip_inclusive_boxes():
-    boxes = torch.tensor([[0.0, 0, 1066, 800]])
-    rescaled = box_ops.rescale(boxes, (800, 1066), (480, 640), INCLUSIVE)
-    # The last pixel at 0.6 of its position, plus one pixel.
-    expected = torch.tensor([[0, 0, 1065 * 640 / 1066 + 1, 799 * 480 / 800 + 1]])
-    torch.testing.assert_close(rescaled, expected)
+@pytest.mark.parametrize(
+    ("convention", "box", "sizes", "expected"),
+    [
+        (CONTINUOUS, [10, 20, 30, 60], ((100, 100), (100, 200)), [20, 20, 60, 60]),
+        (CONTINUOUS, [10, 20, 30, 60], ((50, 100), (50, 100)), [10, 20, 30, 50]),  # clipped
+        (INCLUSIVE, [10, 20, 31, 41], ((100, 100), (200, 200)), [20, 40, 61, 81]),  # pixels to 30
+        # Not clipped: the last pixel is at 0.6 of its position, plus one pixel.
+        (INCLUSIVE, [0, 0, 1066, 800], ((800, 1066), (480, 640)), [0, 0, 640.3996, 480.4]),
+    ],
+)
+def test_rescale(convention, box, sizes, expected):
+    boxes = torch.tensor([box], dtype=torch.float32)
+    rescaled = box_ops.rescale(boxes, *sizes, convention)
+    torch.testing.assert_close(rescaled, torch.tensor([expected], dtype=torch.float32))
+    same = box_ops.rescale(boxes, (50, 50), (50, 50), convention, clipped=False)
+    assert torch.equal(same, boxes)

@@ -134,12 +134,9 @@ def test_records_are_exported(make):
     assert same(program.module()(record), Double()(record))
 
 
-def test_records_are_not_changed():
+def test_records_are_not_changed_and_packed_masks_not_indexed():
     with pytest.raises(FrozenInstanceError):
         detections().boxes = boxes()
-
-
-def test_ground_truth_with_masks_cannot_be_indexed():
     with pytest.raises(TypeError, match="PackedMasks"):
         ground_truth()[0]
 

@@ -24,25 +24,22 @@ each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "st
 each_empty_mask = pytest.mark.parametrize("valid", EMPTY, ids=lambda valid: str([*valid.shape]))
 
 
-def test_dynamic_rows_are_the_valid_entries():
-    packing = RowPacking(VALID, static_shapes=False)
-    assert packing.index.tolist() == [0, 2, 3, 9]
-    assert packing.image.tolist() == [0, 0, 0, 2]
-    assert packing.valid.tolist() == [True] * 4
-
-
-def test_static_rows_are_all_entries():
-    packing = RowPacking(VALID, static_shapes=True)
-    assert packing.index.tolist() == list(range(12))
-    assert packing.image.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert torch.equal(packing.valid, VALID.flatten())
-
-
-def test_a_limit_of_static_rows_keeps_the_valid_entries():
-    packing = RowPacking(VALID, static_shapes=True, rows=6)
-    assert packing.index.tolist() == [0, 2, 3, 9, 1, 4]
-    assert packing.valid.tolist() == [True] * 4 + [False] * 2
-    assert RowPacking(VALID, static_shapes=False, rows=6).index.tolist() == [0, 2, 3, 9]
+@pytest.mark.parametrize(
+    ("static", "limit", "index", "valid"),
+    [
+        (False, None, [0, 2, 3, 9], 4),  # the valid entries
+        (False, 6, [0, 2, 3, 9], 4),
+        (True, 6, [0, 2, 3, 9, 1, 4], 4),  # the valid ones first
+    ],
+)
+def test_rows(static, limit, index, valid):
+    packing = RowPacking(VALID, static, limit)
+    assert packing.index.tolist() == index
+    assert packing.image.tolist() == [entry // 4 for entry in index]
+    assert packing.valid.tolist() == [n < valid for n in range(len(index))]
+    every = RowPacking(VALID, static_shapes=True)
+    assert every.index.tolist() == list(range(12))
+    assert torch.equal(every.valid, VALID.flatten())
 
 
 @pytest.mark.parametrize("trailing", [(), (3,), (2, 5)])

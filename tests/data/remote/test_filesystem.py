@@ -1,8 +1,7 @@
 """Reading files at URLs: temporary faults of servers, and the messages of others."""
 
-import io
+import shutil
 import sys
-import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -164,28 +163,22 @@ def test_a_replaced_archive_is_opened_again(web, waits, tmp_path):
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_threads_share_an_archive(tmp_path, kind):
     """Members share the position in the file."""
-    members = {f"{number}": bytes([number]) * 200_000 for number in range(8)}
-    if kind == "zip":
-        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-            for name, data in members.items():
-                archive.writestr(name, data)
-    else:
-        with tarfile.open(tmp_path / "a.tar", "w") as archive:
-            for name, data in members.items():
-                entry = tarfile.TarInfo(name)
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
+    members = {f"all/{number}": bytes([number]) * 200_000 for number in range(8)}
+    (tmp_path / "all").mkdir()
+    for name, data in members.items():
+        (tmp_path / name).write_bytes(data)
+    shutil.make_archive(str(tmp_path / "a"), kind, tmp_path, "all")
 
     def is_complete(name):
         return read(f"{kind}://{name}::{tmp_path}/a.{kind}") == members[name]
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(is_complete, [*members] * 20))
-    opened = filesystem._open_filesystem(f"{kind}://0::{tmp_path}/a.{kind}")[0]
+    opened = filesystem._open_filesystem(f"{kind}://all/0::{tmp_path}/a.{kind}")[0]
     assert {*members} <= {*opened.dir_cache}  # complete before it is shared
     with pytest.raises(FileNotFoundError):
         read(f"{kind}://none::{tmp_path}/a.{kind}")
-    assert filesystem._open_filesystem(f"{kind}://0::{tmp_path}/a.{kind}")[0] is opened
+    assert filesystem._open_filesystem(f"{kind}://all/0::{tmp_path}/a.{kind}")[0] is opened
 
 
 def test_unknown_protocols(monkeypatch):

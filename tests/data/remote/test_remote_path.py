@@ -149,19 +149,6 @@ def test_without_a_cache(remote, monkeypatch, variable, cache, caplog):
     assert len(warnings) == (variable == "full")
 
 
-def test_temporary_faults_change_nothing(remote, tmp_path):
-    annotations, images, web = remote
-    local = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images")
-    web.faults = {
-        "/small/annotations.json": [503, "cut"],
-        "/small/images/a.png": ["cut", "slow"],
-        "/small/images/b.png": [503, 503],
-        "/small/images/crowd.png": ["reset"],
-    }
-    assert same(CocoDataset(annotations, images), local)
-    assert not any(web.faults.values())
-
-
 @pytest.mark.parametrize("skip_bad", [False, True])
 @pytest.mark.parametrize(("fault", "tries"), [(503, 5), (403, 1), ("cut", 5)])
 def test_an_unreadable_image_is_an_error(remote, fault, tries, skip_bad):
