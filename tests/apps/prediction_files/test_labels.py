@@ -1,7 +1,6 @@
 """Labels that predict writes are read again, with the same objects."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,12 +11,10 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from detlite.apps.dataset_formats import convert
-from detlite.apps.prediction_files.writer import ModelInfo
+from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
 from detlite.data import CocoDataset
 from detlite.data.datasets.options import DatasetOptions
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
-
-from .conftest import WriteFiles
 
 SIZE = HEIGHT, WIDTH = 40, 60
 NAMES = ["cell", "tall & thin", "unseen"]  # no object has the last category
@@ -56,23 +53,15 @@ def entries(with_masks: bool = False, with_points: bool = False) -> list[dict[st
     ]
 
 
-Write = Callable[..., None]
-
-
-@pytest.fixture
-def write(write_files: WriteFiles, tmp_path: Path) -> Write:
-    """Return a function that writes labels, by default of `entries`, and their images."""
-
-    def write_labels(
-        format: str, model: ModelInfo = MODEL, written: Any = None, **kinds: bool
-    ) -> None:
-        written = written or entries(**kinds)
-        write_files(format, written, model)
-        (tmp_path / "images").mkdir(exist_ok=True)
-        for entry in written:
-            Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "images" / entry["image"]["copy"])
-
-    return write_labels
+def write(
+    folder: Path, format: str, model: ModelInfo = MODEL, written: Any = None, **kinds: bool
+) -> None:
+    """Write labels, by default of `entries`, and their images."""
+    written = written or entries(**kinds)
+    FORMATS.get(format)(folder, model).write(written)
+    (folder / "images").mkdir(exist_ok=True)
+    for entry in written:
+        Image.new("RGB", (WIDTH, HEIGHT)).save(folder / "images" / entry["image"]["copy"])
 
 
 def read(folder: Path, format: str) -> COCO:
@@ -100,19 +89,19 @@ def sorted_rows(coco: COCO) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("format", FORMATS_READ)
-def test_boxes_and_masks_are_read_again(write, tmp_path, format):
-    write(format)
+def test_boxes_and_masks_are_read_again(tmp_path, format):
+    write(tmp_path, format)
     boxes = [row["bbox"] for row in sorted_rows(read(tmp_path, format))]
     np.testing.assert_allclose(boxes, BOXES, atol=1e-4)
-    write(format, with_masks=True)
+    write(tmp_path, format, with_masks=True)
     for row, mask in zip(sorted_rows(read(tmp_path, format)), masks(), strict=True):
         again = to_bitmap(row["segmentation"], *SIZE) > 0
         assert (again != mask).sum() <= 0.04 * mask.sum(), (again != mask).sum()
 
 
 @pytest.mark.parametrize("format", ["coco", "yolo"])
-def test_keypoints_are_read_again(write, tmp_path, format):
-    write(format, WITH_POINTS, with_points=True)
+def test_keypoints_are_read_again(tmp_path, format):
+    write(tmp_path, format, WITH_POINTS, with_points=True)
     for row in sorted_rows(read(tmp_path, format)):
         np.testing.assert_allclose(row["keypoints"], [10, 8, 2, 12, 20, 2], atol=1e-4)
     if format == "coco":  # CVAT requires a segmentation, and integers as `iscrowd`
@@ -128,19 +117,19 @@ def test_keypoints_are_read_again(write, tmp_path, format):
 
 
 @pytest.mark.parametrize("format", FORMATS_READ)
-def test_an_object_with_an_empty_mask_keeps_its_box(write, tmp_path, format):
+def test_an_object_with_an_empty_mask_keeps_its_box(tmp_path, format):
     entry = entries(with_masks=True)[0]
     entry["objects"][1]["segmentation"] = encode_bitmap(np.zeros(SIZE))
-    write(format, written=[entry])
+    write(tmp_path, format, written=[entry])
     rows = read(tmp_path, format).dataset["annotations"]
     assert len(rows) == 2
     np.testing.assert_allclose(rows[1]["bbox"], BOXES[1], atol=0.6)
 
 
-def test_geojson_of_qupath(write, tmp_path):
+def test_geojson_of_qupath(tmp_path):
     """See https://qupath.readthedocs.io: closed rings in pixels of the whole image."""
     for with_masks, counts in ((True, [3, 1]), (False, [1, 1])):
-        write("geojson", with_masks=with_masks)
+        write(tmp_path, "geojson", with_masks=with_masks)
         assert len(list((tmp_path / "geojson").iterdir())) == 2
         content = json.loads((tmp_path / "geojson/0001_a.geojson").read_text())
         assert content["type"] == "FeatureCollection"
@@ -152,8 +141,8 @@ def test_geojson_of_qupath(write, tmp_path):
     assert polygons[0] == [[[[5, 3], [25, 3], [25, 28], [5, 28], [5, 3]]]]
 
 
-def test_parts_of_an_object_belong_together(write, tmp_path):
-    write("labelme", WITH_POINTS, with_masks=True, with_points=True)
+def test_parts_of_an_object_belong_together(tmp_path):
+    write(tmp_path, "labelme", WITH_POINTS, with_masks=True, with_points=True)
     shapes = json.loads((tmp_path / "images/0001_a.json").read_text())["shapes"]
     kinds = ["polygon"] * 3 + ["point"] * 2 + ["polygon"] + ["point"] * 2
     assert [shape["shape_type"] for shape in shapes] == kinds
@@ -161,33 +150,33 @@ def test_parts_of_an_object_belong_together(write, tmp_path):
     assert {shape["description"] for shape in shapes} == {"0.7500"}
     assert [shape["label"] for shape in shapes[2:5]] == ["cell", "cell head", "cell tail"]
     assert shapes[3]["points"] == [[10.5, 8.5]]
-    write("label-studio", WITH_POINTS, with_points=True)
-    (task, _) = json.loads((tmp_path / "tasks.json").read_text())
-    (box, point, *_) = task["predictions"][0]["result"]
-    sides = [box["value"][name] for name in ("x", "y", "width", "height")]
-    assert sides == pytest.approx([100 * 5 / 60, 7.5, 100 / 3, 62.5])
-    assert (point["value"]["x"], point["value"]["y"]) == pytest.approx((17.5, 21.25))
-    assert point["parentID"] == box["id"]
-    assert task["predictions"][0]["score"] == 0.75
 
 
-def test_label_studio_has_the_documented_form(write, tmp_path):
+@pytest.mark.parametrize("with_masks", [False, True])
+def test_label_studio_has_the_documented_form(tmp_path, with_masks):
     """See https://labelstud.io/guide/predictions; regions name controls of the configuration."""
-    write("label-studio", WITH_POINTS, with_masks=True, with_points=True)
+    write(tmp_path, "label-studio", WITH_POINTS, with_masks=with_masks, with_points=True)
     tasks = json.loads((tmp_path / "tasks.json").read_text())
-    view = ElementTree.parse(tmp_path / "labels.xml").getroot()
-    controls = {node.get("name"): node for node in view}
+    controls = {
+        node.get("name"): node for node in ElementTree.parse(tmp_path / "labels.xml").getroot()
+    }
     labels = {name: [label.get("value") for label in node] for name, node in controls.items()}
     assert labels == {"image": [], "boxes": NAMES, "masks": NAMES, "keypoints": ["head", "tail"]}
-    assert [task["data"]["image"] for task in tasks] == [
-        f"/data/local-files/?d={tmp_path.name}/images/{name}"
-        for name in ("0001_a.png", "0002_b.png")
-    ]
-    regions = tasks[0]["predictions"][0]["result"]
-    assert len({region["id"] for region in regions}) == len(regions) > 0
+    folder = f"/data/local-files/?d={tmp_path.name}/images/"
+    images = [folder + name for name in ("0001_a.png", "0002_b.png")]
+    assert [task["data"]["image"] for task in tasks] == images
+    (result,), (empty,) = (task["predictions"] for task in tasks)
+    assert (result["score"], empty["result"]) == (0.75, [])
+    regions = result["result"]
+    assert len({region["id"] for region in regions}) == len(regions) == (8 if with_masks else 6)
     for region in regions:
         assert controls[region["from_name"]].tag.lower() == region["type"]
         assert controls[region["from_name"]].get("toName") == region["to_name"] == "image"
         assert set(region["value"][region["type"]]) <= set(labels[region["from_name"]])
         assert (region["original_height"], region["original_width"]) == SIZE
-    assert tasks[1]["predictions"][0]["result"] == []
+    if not with_masks:
+        box, point, *_ = regions
+        sides = [box["value"][name] for name in ("x", "y", "width", "height")]
+        assert sides == pytest.approx([100 * 5 / 60, 7.5, 100 / 3, 62.5])
+        assert (point["value"]["x"], point["value"]["y"]) == pytest.approx((17.5, 21.25))
+        assert point["parentID"] == box["id"]
