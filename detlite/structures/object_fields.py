@@ -35,7 +35,7 @@ class ObjectField:
         name: the name under which the class is registered.
         dtype, shape: of the value of one object; without a shape, targets cannot have the field.
         evaluated: True if the results of a dataset contain the detected values, for evaluators and
-            results_<dataset>.json, and so do CSV and Parquet. Predictions always contain them.
+            results_<dataset>.json, and so does CSV. Predictions always contain them.
     """
 
     dtype: torch.dtype = torch.float32

@@ -10,7 +10,6 @@ from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 
-from detlite.apps.optional_packages import import_optional
 from detlite.apps.prediction_files.writer import FORMATS, Entry, ModelInfo
 from detlite.config import ConfigError
 from detlite.data.images.pixels import ImageOptions
@@ -45,8 +44,6 @@ def predict(options: Namespace) -> Totals:
             "devices or machines"
         )
     kind = FORMATS.get(options.format)
-    if kind.requires:
-        import_optional(*kind.requires)
     options.overrides += [] if options.tile is None else ["TEST.TILE", str(options.tile)]
     limit_threads()
     # With workers, this process only writes what they predict.

@@ -3,7 +3,7 @@
     detlite predict --weights model_final.pth --input photos extra.png --output found
     detlite predict --weights model_final.pth --input 'photos/**/*.jpg' --output found --format csv
     detlite predict --weights model_final.pth --input photos --output labels --format coco
-    detlite predict --weights model_final.pth --input list.txt --output found --format parquet \\
+    detlite predict --weights model_final.pth --input list.txt --output found --format csv \\
         --draw none --workers 8
 
 --input accepts images and videos: files, folders, globs, zip files, URLs (http, s3, rtsp ...),
@@ -16,7 +16,6 @@ Files in the output folder:
     label_images/*.tif      with --label-images tiff: 16-bit images, value k is the k-th object
     images.json             file name and size of each image_id and the categories, as a COCO file
                             without annotations: COCO("images.json").loadRes("results.json")
-    detections/*.parquet    the detections with --format parquet
     manifest.json           the command and its totals
     progress.jsonl          which images are finished or unreadable
 
@@ -40,8 +39,7 @@ from pathlib import Path
 from .options import DEVICE, FONT, OVERRIDES, THRESHOLD, TRUST, config, flag, option, weights
 
 INTERRUPTED = "interrupted: the same command continues with the remaining images"
-FORMATS = ("results", "csv", "parquet", "measures", "coco", "yolo", "labelme", "label-studio",
-           "geojson")  # fmt: skip
+FORMATS = ("results", "csv", "measures", "coco", "yolo", "labelme", "label-studio", "geojson")
 
 OPTIONS = (
     weights("checkpoint of detlite or of another framework, or an exported model", required=True),
@@ -58,7 +56,7 @@ OPTIONS = (
     option("--draw", None, "format of the drawn images", "jpeg", choices=["jpeg", "png", "none"]),
     option("--labels", None, "draw the names and scores of all objects or none (default: where "
            "there is room)", action=BooleanOptionalAction),
-    option("--format", None, "results, csv, parquet: the detections; measures: a CSV file of "
+    option("--format", None, "results, csv: the detections; measures: a CSV file of "
            "areas, perimeters, intensities and centroids; coco, yolo, labelme, label-studio: "
            "labels to correct, with copies of the images; geojson: objects for QuPath", "results",
            choices=FORMATS),

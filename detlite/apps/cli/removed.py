@@ -20,6 +20,7 @@ OPTIONS = {
     ("convert", "--to"): "write a file for other programs with `detlite export --format onnx`",
     ("export", "--format aoti"): "use onnx, or compile the file of pt2 with torch._inductor",
     ("export", "--time"): "time a call of `detlite.Predictor(FILE)` with torch.utils.benchmark",
+    ("predict", "--format parquet"): "use csv, which pandas.read_csv(...).to_parquet(...) converts",
     ("predict", "--shard-size"): "the run continues after each image; use --workers for several "
     "devices or machines",
 }

@@ -26,8 +26,7 @@ Entry = dict[str, Any]
 # to them are not listed.
 OUTPUTS = ("results.json", "results.csv", "summary.csv", "annotations.json", "tasks.json",
            "images.json")  # fmt: skip
-OTHER_FILES = ("data.yaml", "labels.txt", "labels.xml", "detections/part-*.parquet",
-               "geojson/*.geojson")  # fmt: skip
+OTHER_FILES = ("data.yaml", "labels.txt", "labels.xml", "geojson/*.geojson")
 _MAX_STEM = 50  # characters
 
 
@@ -80,13 +79,11 @@ class PredictionWriter(ABC):
         copies_images: True for labels, which need the images next to them. `entry["image"]["copy"]`
             is then the file name of an image in the folder `images`.
         has_fields: True if the files contain own fields of objects, see `OBJECT_FIELDS`.
-        requires: a package that the format needs, and how to install it.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ()
     copies_images: ClassVar[bool] = False
     has_fields: ClassVar[bool] = True
-    requires: ClassVar[tuple[str, str] | None] = None
 
     def __init__(self, folder: Path, model: ModelInfo) -> None:
         self.folder, self.model = folder, model
@@ -110,7 +107,7 @@ _RESULTS, _LABELS = ("detlite.apps.prediction_files." + name for name in ("resul
 FORMATS: Registry[type[PredictionWriter]] = Registry(
     "format of predictions",
     on_demand={
-        **dict.fromkeys(("results", "csv", "measures", "parquet"), _RESULTS),
+        **dict.fromkeys(("results", "csv", "measures"), _RESULTS),
         **dict.fromkeys(("coco", "yolo", "labelme", "label-studio", "geojson"), _LABELS),
     },
 )

@@ -14,7 +14,7 @@ from detlite.config import ConfigError
 
 MODEL = ModelInfo([{"id": 7, "name": "cell"}])
 COUNT = 10
-FORMATS_OF_RESULTS = ["results", "label-studio", "parquet"]
+FORMATS_OF_RESULTS = ["results", "csv", "label-studio"]
 
 
 def start(folder: Path, format: str = "results", weights: str = "a.pth", **options: Any) -> Any:
@@ -51,12 +51,7 @@ def work(run: ResumableRun, limit: int = COUNT) -> list[int]:
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """Return the content of each file, and the rows of all Parquet files."""
-    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    if not (folder / "detections").exists():
-        return files
-    table = pytest.importorskip("pyarrow.parquet").read_table(folder / "detections")
-    return {"images.json": files["images.json"], "detections": table.to_pylist()}
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +59,6 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with complete runs, one for each format."""
     folder = tmp_path_factory.mktemp("whole")
     for format in FORMATS_OF_RESULTS:
-        if format == "parquet":
-            pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[parquet]")
         assert work(start(folder / format, format)) == list(range(1, COUNT + 1))
     return folder
 
@@ -142,7 +135,7 @@ def test_other_results_are_kept(tmp_path, name, text, format):
 
 def test_removing_results_keeps_files_of_the_user(tmp_path):
     """Copies of images are removed, and no others."""
-    files = [tmp_path / "detections/notes.txt", tmp_path / "images/0099.jpg"]
+    files = [tmp_path / "geojson/notes.txt", tmp_path / "images/0099.jpg"]
     with pytest.raises(KilledError):
         work(start(tmp_path, "coco"), 2)
     for file in (*files, tmp_path / "images/0001.jpg", tmp_path / "labels/0002.txt"):

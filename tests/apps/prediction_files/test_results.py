@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detlite.apps.prediction_files import results
 from detlite.apps.prediction_files.measures import MEASURES
 from detlite.apps.prediction_files.results import COLUMNS, cell_text
 from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
@@ -32,8 +31,6 @@ def make_entry(image_id: int, count: int, **fields: Any) -> dict[str, Any]:
 
 def write_files(folder: Path, format: str, entries: Any, model: ModelInfo) -> None:
     """Write all files of a format."""
-    if format == "parquet":
-        pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[parquet]")
     FORMATS.get(format)(folder, model).write(entries)
 
 
@@ -103,7 +100,7 @@ def test_summary_of_a_model_without_masks(tmp_path):
     assert (second["objects"], second["mean_width"], second["area_fraction"]) == ("0", "", "0.0")
 
 
-@pytest.mark.parametrize("format", ["results", "csv", "measures", "parquet"])
+@pytest.mark.parametrize("format", ["results", "csv", "measures"])
 def test_names_that_are_not_utf8(tmp_path, format):
     values = dict.fromkeys((*MEASURES, *(f"intensity_mean-{k}" for k in range(3))), 1.0)
     entry = make_entry(1, 1, measures=values)
@@ -113,25 +110,6 @@ def test_names_that_are_not_utf8(tmp_path, format):
     if format == "csv":
         (row,) = read_csv(tmp_path / "results.csv")
         assert (row["file_name"], row["category"]) == ("caf\ufffd.jpg", "cell \ufffd")
-
-
-def test_parquet(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "_ROWS_PER_GROUP", 4)
-    write_files(tmp_path, "parquet", ENTRIES, MODEL)
-    pq = pytest.importorskip("pyarrow.parquet")
-    assert pq.ParquetFile(tmp_path / "detections/part-000000.parquet").num_row_groups == 2
-    table = pq.read_table(tmp_path / "detections")
-    types = {"float32": "float", "list<float32>": "list<element: float>"}
-    assert table.column_names == list(COLUMNS)
-    assert [str(field.type) for field in table.schema] == [
-        types.get(kind, kind) for kind in COLUMNS.values()
-    ]
-    rows = table.to_pylist()
-    assert [row["image_id"] for row in rows] == [1, 1, 4, 5, 5, 5]
-    assert (rows[0]["mask"], rows[0]["keypoints"]) == (MASK["segmentation"]["counts"], None)
-    assert (rows[2]["mask"], rows[2]["keypoints"]) == (None, KEYPOINTS["keypoints"])
-    write_files(tmp_path, "parquet", [make_entry(1, 0)], MODEL)
-    assert pq.read_table(tmp_path / "detections").column_names == list(COLUMNS)
 
 
 def test_names_are_no_formulas():
