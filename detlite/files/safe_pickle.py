@@ -266,6 +266,7 @@ _Unpickler.dispatch = {code: _counted(operation) for code, operation in _OPERATI
 # What checkpoints of known frameworks contain: classes as arguments, and functions that are called.
 _ARGUMENTS = {
     "numpy.ndarray": None,
+    "torch.Tensor": None,
     "torch.nn.parameter.Parameter": None,
     "torch.storage.UntypedStorage": torch.uint8,
 }

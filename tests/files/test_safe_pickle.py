@@ -212,7 +212,7 @@ def test_all_dense_tensors_are_read(tmp_path, old):
         "size": values.shape, "dtype": torch.float16, "number": np.int64(3),
         "array": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2], "none": np.zeros((0, 3)),
     }  # fmt: skip
-    content["parameter"].no_decay = content["part"].name = True
+    content["parameter"].no_decay = content["part"].is_part = True
     content["shared"] = content["parameter"].data
     torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=not old)
     read = read_pickle(tmp_path / "w.pth")
