@@ -30,7 +30,7 @@ import torch
 from detlite.apps.allocator import keep_freed_memory
 from detlite.config import ConfigError
 from detlite.data import DataError
-from detlite.modeling.precision import has_bfloat16
+from detlite.modeling.precision import native_formats
 
 from .data.evaluation import benchmark_evaluation
 from .data.growth import benchmark_growth
@@ -171,7 +171,7 @@ def _gpu(args: Args) -> Iterable[Any]:
 
 def _is_fast(dtype: str, device: str) -> bool:
     """Return True if a data type is measured by default: not bfloat16 without hardware support."""
-    return dtype != "bfloat16" or has_bfloat16(torch.device(device))
+    return dtype != "bfloat16" or "bfloat16" in native_formats(torch.device(device))
 
 
 def _data(args: Args) -> Iterable[Any]:

@@ -42,8 +42,8 @@ ROWS |= {
         "reads it",
     ),
     "a GPU that does not exist": (
-        "error: MODEL.DEVICE is 'cuda:7', but torch finds … devices of this type: use auto or cpu, "
-        "or install a torch that is built for it", "stops",
+        "error: MODEL.DEVICE is 'cuda:7', which torch cannot use here: use auto or cpu, or install "
+        "a torch that is built for this device", "stops",
     ),
     "a batch larger than the dataset": (
         "SOLVER.IMS_PER_BATCH 8 exceeds the 6 images of cells: batches contain images more than "

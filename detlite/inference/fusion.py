@@ -5,7 +5,6 @@ compiled to Python code. On CPUs, a fused convolution is one call of oneDNN if t
 """
 
 import functools
-import inspect
 import operator
 from importlib import import_module
 from types import CodeType, ModuleType
@@ -14,18 +13,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from detlite.modeling.backbone.deform import DeformConv3x3
 from detlite.modeling.backbone.timm.vit import TimmViT
 from detlite.modeling.backbone.vit import ViT
-from detlite.modeling.optimize_for_training import is_customized, undo_optimize_for_training
+from detlite.modeling.optimize_for_training import (
+    NoGraphError,
+    is_customized,
+    record_graph,
+    undo_optimize_for_training,
+)
 from detlite.modeling.roi_heads.pooler import Pooler
 
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, split_layers
-
-
-class NoGraphError(ValueError):
-    """The graph of a module cannot be traced: its code depends on values, or it has hooks."""
-
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
@@ -110,45 +108,13 @@ def _bytecode(code: str) -> CodeType:
     return compile(code, "<fused>", "exec")
 
 
-class _Recorder(fx.Tracer):
-    """Records calls of modules and functions without patching torch, unlike `fx.Tracer.trace`."""
-
-    def __init__(self, part: nn.Module, levels: int) -> None:
-        super().__init__()
-        self.root, self.graph, self.tensor_attrs = part, fx.Graph(), {}
-        leaves = {path: m for path, m in part.named_modules() if path and _is_leaf(m)}
-        try:
-            for path, leaf in leaves.items():
-                vars(leaf)["forward"] = self._recorder(path)
-            arguments = []
-            for name in inspect.signature(part.forward).parameters:
-                proxy: Any = self.create_proxy("placeholder", name, (), {})
-                is_list = name == "features"
-                arguments.append([proxy[i] for i in range(levels)] if is_list else proxy)
-            self.create_node("output", "output", (self.create_arg(part.forward(*arguments)),), {})
-        except Exception as error:  # from the code of the part
-            raise NoGraphError(str(error)) from error
-        finally:
-            for leaf in leaves.values():
-                vars(leaf).pop("forward", None)
-
-    def _recorder(self, path: str) -> Any:
-        return lambda *args, **kwargs: self.create_proxy("call_module", path, args, kwargs)
-
-
-def _is_leaf(module: nn.Module) -> bool:
-    if isinstance(module, (Pooler, DeformConv3x3)) or not list(module.children()):
-        return True
-    return type(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
-
-
 class _Graph:
     """The graph of a part. New layers become children of the part, and `in_float32` stay exact."""
 
     def __init__(self, part: nn.Module, levels: int) -> None:
         self.part = part
         self.in_float32: set[fx.Node] = set()
-        self.graph = _Recorder(part, levels).graph
+        self.graph = record_graph(part, levels)
 
     def drop_identities(self) -> None:
         for node in list(self.graph.nodes):

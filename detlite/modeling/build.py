@@ -109,18 +109,10 @@ def torch_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"MODEL.DEVICE: {name!r} is not a device of torch") from error
-    if device.type in ("cpu", "meta"):
-        return device
-    try:
-        count = torch.get_device_module(device).device_count()
-    except (RuntimeError, AttributeError):  # no such module, or one without device_count
-        count = 0
-    if (device.index or 0) >= count:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, ImportError) as error:  # depends on the type of device
         raise ConfigError(
-            f"MODEL.DEVICE is {name!r}, but torch finds {count} devices of this type: use auto or "
-            "cpu, or install a torch that is built for it"
-        )
-    return device
+            f"MODEL.DEVICE is {name!r}, which torch cannot use here: use auto or cpu, or install a "
+            "torch that is built for this device"
+        ) from error
+    return torch.device(name)

@@ -87,8 +87,19 @@ def check_target(
             kind = type(target[field]).__name__
             raise TypeError(f"{name}['{field}'] must be a tensor, not {kind}")
     boxes, labels = check_boxes(f"{name}['boxes']", target["boxes"], "G"), target["labels"]
-    if labels.shape != boxes.shape[:1]:
-        raise ValueError(f"{name}: {len(boxes)} boxes, but labels of shape {list(labels.shape)}")
+    shapes: dict[str, tuple[Any, ...]] = {"labels": ()}
+    shapes |= {field: declared.shape or () for field, declared in own.items()}
+    if "keypoints" in required:
+        shapes["keypoints"] = *target["keypoints"].shape[1:2], 3  # of (x, y, visibility)
+    if isinstance(target.get("masks"), Tensor) and "masks" in required:
+        shapes["masks"] = tuple(image.shape[1:])
+    for field, shape in shapes.items():
+        expected, actual = (len(boxes), *shape), target[field].shape
+        if actual != expected:
+            raise ValueError(
+                f"{name}['{field}'] must be {list(expected)} for its boxes and image, not "
+                f"{list(actual)}"
+            )
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if len(labels) and not integers:  # torch.tensor([]) is float32
         raise TypeError(f"{name}['labels'] must be integers, not {labels.dtype}")
@@ -109,20 +120,8 @@ def check_target(
     if "masks" in required:
         checked["masks"] = _check_masks(name, target["masks"], len(boxes), image, soft_masks)
     if "keypoints" in required:
-        checked["keypoints"] = keypoints = target["keypoints"]
-        if keypoints.ndim != 3 or (len(keypoints), keypoints.shape[2]) != (len(boxes), 3):
-            raise ValueError(
-                f"{name}['keypoints'] must be [{len(boxes)}, K, 3] of (x, y, visibility) for its "
-                f"boxes, not {list(keypoints.shape)}"
-            )
-    for field, declared in own.items():
-        shape = len(boxes), *(declared.shape or ())
-        if target[field].shape != shape:
-            raise ValueError(
-                f"{name}['{field}'] must be {list(shape)} for its boxes, not "
-                f"{list(target[field].shape)}"
-            )
-        checked[field] = target[field].to(declared.dtype)
+        checked["keypoints"] = target["keypoints"]
+    checked |= {field: target[field].to(declared.dtype) for field, declared in own.items()}
     _warn_of_unknown(name, target, own)
     return checked
 
@@ -164,11 +163,6 @@ def _check_masks(
     """Return the masks of an image as run lengths or polygons on the CPU."""
     size = list(image.shape[1:])
     if isinstance(masks, Tensor):
-        if masks.shape != (count, *size):
-            raise ValueError(
-                f"{name}['masks'] must be {[count, *size]} for its boxes and image, not "
-                f"{list(masks.shape)}"
-            )
         if masks.is_floating_point() and not ((masks == 0) | (masks == 1)).all():
             raise ValueError(f"{name}['masks'] must be 0 or 1 if they are {masks.dtype}")
         is_bitmap = masks.dtype in (torch.bool, torch.uint8)

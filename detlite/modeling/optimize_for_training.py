@@ -5,19 +5,18 @@ convolution with the weights scale * w. Multiplying the weights costs far less t
 over a map, forward and backward. Their gradient flows through the product.
 """
 
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from .backbone.build import call_with_fake_tensors
+from .backbone.deform import DeformConv3x3
 from .detection_model import DetectionModel
 from .layers.conv import (
     CPUConv2d,
@@ -27,6 +26,7 @@ from .layers.conv import (
     slow_in_float32,
 )
 from .layers.norm import FrozenBatchNorm2d
+from .roi_heads.pooler import Pooler
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +142,8 @@ class FoldedConvBN2d(CPUConv2d):
 def fold_frozen_norms(backbone: nn.Module) -> None:
     """Fold each frozen batch norm into the convolution before it, if nothing else reads its input.
 
-    The pairs are found by calling `backbone` on fake images [B, 3, H, W]. If that call fails, or a
-    layer has hooks, which it would run, the norms stay.
+    The pairs are found in the graph of `backbone`. If it has none, or a layer has hooks, which the
+    pairs would drop, the norms stay.
     """
     if not any(isinstance(m, FrozenBatchNorm2d) and not m.folded for m in backbone.modules()):
         return
@@ -152,7 +152,7 @@ def fold_frozen_norms(backbone: nn.Module) -> None:
         return
     try:
         pairs = list(_conv_norm_pairs(backbone))
-    except Exception as error:  # a backbone of another package may reject the image size
+    except NoGraphError as error:
         reason = str(error).partition("\n")[0]
         logger.info("frozen batch norm is not folded into convolutions: %s", reason)
         return
@@ -164,53 +164,64 @@ def fold_frozen_norms(backbone: nn.Module) -> None:
 
 def _conv_norm_pairs(backbone: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm2d]]:
     """Yield the path of each convolution that only a frozen norm reads, and that norm."""
-    paths = {module: path for path, module in backbone.named_modules()}
-    calls: Counter[nn.Module] = Counter()
-    producers: dict[int, nn.Module] = {}  # the convolution by the id of its output
-    inputs: dict[FrozenBatchNorm2d, Tensor] = {}
-
-    def record(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        calls[module] += 1
-        if isinstance(module, FrozenBatchNorm2d):
-            inputs[module] = arguments[0]
-        elif type(module) in _FOLDABLE and module.padding_mode == "zeros":
-            producers[id(output)] = module
-
-    # Not a global hook, which would observe the models of other threads.
-    observed = [m for m in paths if isinstance(m, (FrozenBatchNorm2d, *_FOLDABLE))]
-    hooks, readers = [module.register_forward_hook(record) for module in observed], _ReaderCount()
-    try:
-        with readers:
-            maps = call_with_fake_tensors(backbone, 256, 256)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    readers.count(maps)  # the rest of the model reads what the backbone returns
-    for norm, x in inputs.items():
-        conv = producers.get(id(x))
-        if conv and calls[norm] == calls[conv] == readers.counts[id(x)] == 1:
-            yield paths[conv], norm
+    with torch.no_grad():  # without activation checkpointing
+        nodes = record_graph(backbone).nodes
+    layers = {n: backbone.get_submodule(str(n.target)) for n in nodes if n.op == "call_module"}
+    calls = Counter(layers.values())
+    for node, norm in layers.items():
+        producer = node.args[0]
+        conv = layers.get(producer)
+        if (
+            isinstance(norm, FrozenBatchNorm2d)
+            and isinstance(conv, nn.Conv2d)
+            and type(conv) in _FOLDABLE
+            and conv.padding_mode == "zeros"
+            and calls[norm] == calls[conv] == len(producer.users) == 1
+        ):
+            yield str(producer.target), norm
 
 
-class _ReaderCount(TorchDispatchMode):
-    """Counts the operations that read each tensor, by its id.
+class NoGraphError(ValueError):
+    """The graph of a module cannot be traced: its code depends on values, or it has hooks."""
 
-    It keeps all tensors alive, so that no two have the same id.
+
+def record_graph(part: nn.Module, levels: int = 0) -> fx.Graph:
+    """Record the calls of modules and functions in `part`, without running them.
+
+    An argument named `features` is a list of `levels` maps. Unlike `fx.Tracer.trace`, torch is not
+    patched, so other threads can use it.
+
+    Raises:
+        NoGraphError: the code of `part` depends on values or sizes.
     """
+    return _Recorder(part, levels).graph
 
-    def __init__(self) -> None:
+
+class _Recorder(fx.Tracer):
+    def __init__(self, part: nn.Module, levels: int) -> None:
         super().__init__()
-        self.counts: Counter[int] = Counter()
-        self._alive: list[Tensor] = []
+        self.root, self.graph, self.tensor_attrs = part, fx.Graph(), {}
+        leaves = {path: m for path, m in part.named_modules() if path and _is_leaf(m)}
+        try:
+            for path, leaf in leaves.items():
+                vars(leaf)["forward"] = self._recorder(path)
+            arguments = []
+            for name in inspect.signature(part.forward).parameters:
+                proxy: Any = self.create_proxy("placeholder", name, (), {})
+                is_list = name == "features"
+                arguments.append([proxy[i] for i in range(levels)] if is_list else proxy)
+            self.create_node("output", "output", (self.create_arg(part.forward(*arguments)),), {})
+        except Exception as error:  # from the code of the part
+            raise NoGraphError(str(error)) from error
+        finally:
+            for leaf in leaves.values():
+                vars(leaf).pop("forward", None)
 
-    def count(self, arguments: Any) -> None:
-        """Count one more reader of the tensors among `arguments`."""
-        tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
-        self._alive += tensors
-        self.counts.update({id(x) for x in tensors})
+    def _recorder(self, path: str) -> Any:
+        return lambda *args, **kwargs: self.create_proxy("call_module", path, args, kwargs)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count((args, kwargs))
-        result = func(*args, **(kwargs or {}))
-        self._alive += [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-        return result
+
+def _is_leaf(module: nn.Module) -> bool:
+    if isinstance(module, (Pooler, DeformConv3x3, FrozenBatchNorm2d)) or not [*module.children()]:
+        return True
+    return type(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)

@@ -32,15 +32,10 @@ def resolve_dtype(dtype: str, device: torch.device) -> str:
     logged once per process.
     """
     if dtype == "auto":
-        return "bfloat16" if has_bfloat16(device) else "float32"
+        return "bfloat16" if "bfloat16" in native_formats(device) else "float32"
     if device.type == "cpu" and dtype in _HALF_TYPES and dtype not in native_formats(device):
         _warn_of_emulation(dtype)
     return dtype
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Return True if `device` is known to have instructions that multiply bfloat16."""
-    return "bfloat16" in native_formats(device)
 
 
 def native_formats(device: torch.device) -> list[str]:

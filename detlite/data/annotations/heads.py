@@ -111,13 +111,20 @@ def read_images(
 
 
 def _image_problem(entry: Row) -> str:
-    name, sides = entry.get("file_name"), (entry.get("height"), entry.get("width"))
+    """Describe the fields of an image entry that cannot be used; return "" if all can."""
+    name = entry.get("file_name")
+    unusable = [] if is_id(entry.get("id")) else ["id"]
+    if not name or not isinstance(name, str):
+        unusable.append("file_name")
     # `CocoDataset` asks for a missing size, and `detlite init` measures it.
-    fits = (not any(sides) or 0 < (parse_integer(side) or 0) < _MAX_SIDE for side in sides)
-    valid = is_id(entry.get("id")), isinstance(name, str) and name, *fits
-    checks = zip(("id", "file_name", "height", "width"), valid, strict=True)
-    bad = [f"has {key}: {short_repr(entry.get(key))}" for key, fit in checks if not fit]
-    return ", ".join(bad) + ", which cannot be used" * bool(bad)
+    if entry.get("height") or entry.get("width"):
+        for key in ("height", "width"):
+            if not 0 < (parse_integer(entry.get(key)) or 0) < _MAX_SIDE:
+                unusable.append(key)
+    if not unusable:
+        return ""
+    values = [f"has {key}: {short_repr(entry.get(key))}" for key in unusable]
+    return f"{', '.join(values)}, which cannot be used"
 
 
 def set_file_name(image: Row, by_url: bool, nameless: bool = False) -> Row:

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from detlite.conventions import convention_of
 from detlite.modeling.layers.norm import Norm, freeze_batch_norm
 
-from .activation_checkpointing import checkpoint_activations
+from .activation_checkpointing import check_no_batch_statistics, checkpoint_activations
 from .build import BODIES, build_body_norm
 from .deform import DeformConv3x3
 
@@ -168,6 +168,8 @@ class ResNet(nn.Module):
             part.requires_grad_(False)
             if options.freeze_norm:
                 freeze_batch_norm(part)
+        if checkpoint_activations:
+            check_no_batch_statistics(self, f"ResNet-{options.depth}")
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Compute a map [B, C_k, H / 2**k, W / 2**k] for each stage k in out_stages."""

@@ -6,7 +6,6 @@ refined.
 Shapes: B images; P proposals and S samples per image; K classes, 0 is background.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -27,24 +26,21 @@ from .box_head import BoxHead, BoxPredictions, box_head_options
 from .extractors import Extractor
 
 
-class Cascade(ABC):
+class Cascade:
     """Box heads applied in order, each to the boxes that the previous one refined.
 
     Attributes:
+        stages: the heads in order.
         ious: the foreground IoU threshold of each stage. The sampler must use the first one.
         score_thresh: predicted boxes need a higher score.
         skip_below: fraction of `score_thresh`. The later stages skip a proposal if its mean
             foreground probability in the earlier ones is lower.
     """
 
+    stages: Any
     ious: Sequence[float]
     score_thresh: float
     skip_below = 0.0
-
-    @property
-    @abstractmethod
-    def stages(self) -> list[BoxHead]:
-        """The heads in order."""
 
     def losses(
         self,

@@ -89,6 +89,7 @@ DEFORMABLE = ("MODEL.RESNETS.STAGE_WITH_DCN", (False, False, False, True))
         (body("timm/beit_base_patch16_224-SFP"), "timm's beit_base_patch16_224 is not"),
         (body("timm/test_resnet-FPN", *CHECKPOINTS, "MODEL.RESNETS.NORM", "BN"),
          r"timm's test_resnet has batch norm.*MODEL\.RESNETS\.NORM to FrozenBN"),
+        (["MODEL.RESNETS.NORM", "BN", *CHECKPOINTS], "ResNet-18 has batch norm, which would count"),
         (body("timm/hrnet_w18_small-FPN", *CHECKPOINTS), "has no activation checkpointing"),
     ],
 )  # fmt: skip

@@ -6,10 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from detlite.modeling.backbone.activation_checkpointing import check_no_batch_statistics
 from detlite.modeling.backbone.build import call_with_fake_tensors
 from detlite.modeling.backbone.windows import pad_to_multiple
 from detlite.modeling.layers.conv import PaddedConv2d
-from detlite.modeling.layers.norm import freeze_batch_norm, uses_batch_statistics
+from detlite.modeling.layers.norm import freeze_batch_norm
 
 from .models import create_timm_model
 
@@ -148,15 +149,11 @@ def _fix_padding(net: nn.Module) -> None:
 
 def _checkpoint(net: Any, name: str) -> None:
     """Turn on the model's own activation checkpointing."""
-    key = "MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS"
-    if uses_batch_statistics(net):
-        raise ValueError(
-            f"{key}: timm's {name} has batch norm, which would count every batch twice: set "
-            "MODEL.RESNETS.NORM to FrozenBN, or this key to False"
-        )
+    check_no_batch_statistics(net, f"timm's {name}")
     try:
         net.set_grad_checkpointing()
     except (AttributeError, AssertionError) as error:
         raise ValueError(
-            f"{key}: timm's {name} has no activation checkpointing: set it to False"
+            f"MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS: timm's {name} has no activation "
+            "checkpointing: set it to False"
         ) from error

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from detlite.modeling.backbone.timm.vit import TimmViT
+from detlite.modeling.backbone.timm.vit import TimmViT, _run
 from detlite.modeling.backbone.vit import ViTOptions
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
@@ -65,6 +65,10 @@ def test_windows_attend_to_their_patches_and_prefix_tokens():
     before, patches = embedded[:, :1], embedded[:, 1:].unflatten(1, (8, 4))
     upper = block(torch.cat([before, patches[:, :4].flatten(1, 2)], 1))
     lower = block(torch.cat([before, patches[:, 4:].flatten(1, 2)], 1))
+    # The prefix tokens become the mean over the windows.
+    mean = (upper[:, :1] + lower[:, :1]) / 2
+    tokens = _run(block, None, 1, (8, 4, 4), embedded)
+    torch.testing.assert_close(tokens[:, :1], mean, rtol=1e-4, atol=1e-4)
     reference = backbone.net.norm(torch.cat([upper[:, 1:], lower[:, 1:]], 1))
     reference = reference.transpose(1, 2).unflatten(2, (8, 4))
     torch.testing.assert_close(backbone(x)[0], reference, rtol=1e-4, atol=1e-5)
