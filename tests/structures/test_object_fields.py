@@ -265,7 +265,7 @@ def test_detectors_carry_fields(tiny_config, make, name):
     own = found.extra_fields
     assert own["code"].tolist() == found.labels.tolist()
     distance = (own["center"] - centers(found.boxes)).abs().amax(1)
-    # Voting moves boxes, and a union of tiles has the fields of its highest-scoring part.
+    # A union of tiles has the fields of its highest-scoring part.
     exact = {"tiles": 0.3}.get(name, 1.0)
     assert (distance < 0.01).float().mean() >= exact
 
