@@ -17,7 +17,7 @@ from detlite.apps.prediction_files.writer import file_stem
 from detlite.data import DataError
 from detlite.data.images.pixels import DEFAULT_OPTIONS
 from detlite.inference import prediction
-from detlite.inference.inputs import expand_input, is_video_name, split_page
+from detlite.inference.inputs import is_video_name, split_page
 
 
 def list_inputs(inputs: Sequence[str], exclude: Sequence[Path] = ()) -> list[str]:
@@ -28,7 +28,9 @@ def list_inputs(inputs: Sequence[str], exclude: Sequence[Path] = ()) -> list[str
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create a folder of empty files in the current folder."""
     monkeypatch.chdir(tmp_path)
-    names = ("b.jpg", "a.PNG", "c.txt", "deep/d.jpg", "deep/er/e.jpeg", "deep/notes", "[1].jpg")
+    names = ("b.jpg", "a.PNG", "c.txt", "deep/d.jpg", "deep/er/e.jpeg", "deep/notes", "[1].jpg",
+             "walks/walk.MP4", "walks/.DS_Store", "folders/b/2.jpg", "folders/a[1]/1.png",
+             "folders/a[1]/notes.md")  # fmt: skip
     for name in names:
         file = tmp_path / "photos" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -39,10 +41,12 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("inputs", "names"),
     [
+        (["photos/walks"], ["walks/walk.MP4"]),  # videos are listed with images
+        (["photos/folders"], ["folders/a[1]/1.png", "folders/b/2.jpg"]),
         (["photos"], ["[1].jpg", "a.PNG", "b.jpg"]),
         (["photos/"], ["[1].jpg", "a.PNG", "b.jpg"]),
-        (["photos/**/*.jp*g"], ["[1].jpg", "b.jpg", "deep/d.jpg", "deep/er/e.jpeg"]),
-        (["photos/**"], ["[1].jpg", "a.PNG", "b.jpg", "deep/d.jpg", "deep/er/e.jpeg"]),
+        (["photos/**/[b-e].jp*g"], ["b.jpg", "deep/d.jpg", "deep/er/e.jpeg"]),
+        (["photos/d*/**"], ["deep/d.jpg", "deep/er/e.jpeg"]),
         (["**/er/*", "./**/d.*"], ["deep/er/e.jpeg", "deep/d.jpg"]),
         (["photos/deep/*"], ["deep/d.jpg"]),
         (["photos/[1].jpg"], ["[1].jpg"]),  # a file, not a glob
@@ -53,6 +57,12 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )  # fmt: skip
 def test_files_folders_and_globs(photos, inputs, names):
     assert list_inputs(inputs) == [f"photos/{name}" for name in names]
+
+
+def test_kinds_of_names(photos):
+    assert list_inputs([(photos / "b.jpg").as_uri()]) == [str(photos / "b.jpg")]
+    names = ["a.mp4", "7", "rtsp://host/live", "https://host/a.mp4?key=1", "a.jpg", "s3://b/a.jpg"]
+    assert list(map(is_video_name, names)) == [True] * 4 + [False] * 2
 
 
 def test_links_to_folders_are_followed_once(photos):
@@ -68,36 +78,50 @@ def test_links_to_folders_are_followed_once(photos):
         assert [path.rpartition("sub/")[2] for path in found] == ["d.jpg", "er/e.jpeg"]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
-def test_lists_of_paths_and_urls(photos, encoding):
-    lines = "\ufeffphotos/b.jpg\r\n\nhttps://host/x.jpg\nphotos/ä b.png\n"
-    Path("list.txt").write_text(lines, encoding=encoding)
-    expected = ["photos/b.jpg", "https://host/x.jpg", "photos/ä b.png"]
-    assert list_inputs(["list.txt"]) == expected
-    assert list_inputs(["HTTP://host/y", "list.txt"]) == ["HTTP://host/y", *expected]
-
-
 def test_excluded_folder(photos):
-    drawn = photos / "deep"
-    assert list_inputs(["photos/**/*.jp*g"], [drawn]) == ["photos/[1].jpg", "photos/b.jpg"]
-    assert list_inputs(["photos/deep/d.jpg"], [drawn]) == ["photos/deep/d.jpg"]  # named explicitly
+    drawn = [photos / "deep", photos / "folders"]
+    assert list_inputs(["photos/**/*.jp*g"], drawn) == ["photos/[1].jpg", "photos/b.jpg"]
+    assert list_inputs(["photos/deep/d.jpg"], drawn) == ["photos/deep/d.jpg"]  # named explicitly
+
+
+LINES = "photos/b.jpg\r\n\nhttps://host/x.jpg\nphotos/ä b.png\n"
+PATHS = ["photos/b.jpg", "https://host/x.jpg", "photos/ä b.png"]
+TABLE = "label,path\ncat,b.jpg\ndog,c.jpg\ncat,b.jpg\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("name", "content", "expected"),
     [
-        ("empty", "empty: the folder contains no images"),
-        ("photos/*.gif", r"photos/\*\.gif: no image matches this pattern"),
-        ("photos/c.txt", "photos/c.txt: the list contains no paths"),
-        ("none.txt", r"none.txt: the list of images cannot be read \(.*No such file"),
-        ("binary.txt", r"binary.txt: the list of images cannot be read \(.*utf-8"),
+        *(("list.txt", f"\ufeff{LINES}".encode(encoding), PATHS)
+          for encoding in ("utf-8", "utf-16-le", "utf-16-be")),
+        ("-", LINES.encode(), PATHS),
+        ("list.csv", TABLE.encode(), ["b.jpg", "c.jpg"]),
+        ("list.csv", b"b.jpg\nc.jpg\n", ["b.jpg", "c.jpg"]),
+        ("list.csv", b'"a, b.jpg"\n', ["a, b.jpg"]),
+        ("empty.txt", b"", "empty.txt: the list contains no paths"),
+        ("none.txt", None, r"none.txt: the list of images cannot be read \(.*No such file"),
+        ("binary.txt", b"\x89\xfe\x00", r"binary.txt: the list of images cannot be read .*utf-8"),
+        ("photos/walks/*.gif", None, r"photos/walks/\*\.gif: no image matches this pattern"),
+        ("photos/none", None, "photos/none: the folder contains no images"),
+        ("", None, "an input is empty"),
+        (" ", None, "an input is empty"),
+        ("A" * 5000, None, "too long for a path. Decode base64"),
+        *((url, None, [url]) for url in
+          ("HTTP://host/y", "s3://bucket/a.jpg", "rtsp://host/live", "data:image/png;base64,aGk=")),
     ],
-)
-def test_inputs_without_images(photos, source, message):
-    Path("empty").mkdir()
-    Path("binary.txt").write_bytes(b"\x89\xfe\x00")
-    with pytest.raises(DataError, match=message):
-        list_inputs([source])
+)  # fmt: skip
+def test_lists_urls_and_errors(photos, monkeypatch, name, content, expected):
+    (photos / "none").mkdir()
+    if name == "-":
+        monkeypatch.setattr("sys.stdin", io.StringIO(content.decode()))
+    elif content is not None:
+        Path(name).write_bytes(content)
+    if isinstance(expected, list):
+        assert list_inputs([name]) == expected
+        return
+    with pytest.raises(DataError, match=expected) as caught:
+        list_inputs([name])
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -113,22 +137,6 @@ def test_stems(name, stem):
     assert file_stem({"image": {"id": 7, "file_name": name}}) == f"0007_{stem}"
 
 
-def test_urls_stay_as_they_are(photos):
-    names = ["s3://bucket/a.jpg", "rtsp://host/live", "data:image/png;base64,aGk="]
-    assert list_inputs(names) == names
-    assert list_inputs([(photos / "b.jpg").as_uri()]) == [str(photos / "b.jpg")]
-
-
-@pytest.mark.parametrize(("source", "message"), [
-    ("", "an input is empty"), (" ", "an input is empty"),
-    ("A" * 5000, "too long for a path. Decode base64"),
-])  # fmt: skip
-def test_texts_that_are_no_names(source, message):
-    with pytest.raises(DataError, match=message) as caught:
-        expand_input(source)
-    assert len(str(caught.value)) < 300
-
-
 def test_zip_files(photos, tmp_path):
     with zipfile.ZipFile("photos.zip", "w") as archive:
         Image.new("RGB", (4, 3), (1, 2, 3)).save("a.png")
@@ -138,32 +146,6 @@ def test_zip_files(photos, tmp_path):
     assert name == "zip://deep/a.png::photos.zip"
     image = prediction.load_image(name, DEFAULT_OPTIONS)
     assert image[:, 0, 0].tolist() == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("label,path\ncat,b.jpg\ndog,c.jpg\ncat,b.jpg\n", ["b.jpg", "c.jpg"]),
-        ("b.jpg\nc.jpg\n", ["b.jpg", "c.jpg"]),
-        ('"a, b.jpg"\n', ["a, b.jpg"]),
-    ],
-)
-def test_tables(tmp_path, text, names):
-    (tmp_path / "list.csv").write_text(text)
-    assert list_inputs([str(tmp_path / "list.csv")]) == names
-
-
-def test_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("a.jpg\n\nhttps://host/b.jpg\n"))
-    assert list_inputs(["-"]) == ["a.jpg", "https://host/b.jpg"]
-
-
-def test_videos_are_listed_with_images(photos):
-    (photos / "deep/walk.MP4").touch()
-    assert list_inputs(["photos/deep"]) == ["photos/deep/d.jpg", "photos/deep/walk.MP4"]
-    assert list_inputs(["photos/**/*.MP4"]) == ["photos/deep/walk.MP4"]
-    names = ["a.mp4", "7", "rtsp://host/live", "https://host/a.mp4?key=1", "a.jpg", "s3://b/a.jpg"]
-    assert list(map(is_video_name, names)) == [True] * 4 + [False] * 2
 
 
 def test_data_urls(tmp_path):
@@ -187,18 +169,6 @@ def test_url_is_read_as_bytes(monkeypatch, tmp_path):
     assert torch.equal(read("https://host/a.png"), read(tmp_path / "a.ppm"))
     with pytest.raises(DataError, match=r"^https://host/a\.ppm\?\.\.\.: none of JPEG, PNG"):
         read("https://host/a.ppm?key=secret")
-
-
-def test_a_folder_of_folders(tmp_path):
-    """Images of subfolders are listed if the folder itself has none."""
-    for name in ("b/2.jpg", "a[1]/1.png", "drawn/3.jpg", "a[1]/notes.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / ".DS_Store").touch()
-    listed = list_inputs([str(tmp_path)], [tmp_path / "drawn"])
-    assert listed == [str(tmp_path / "a[1]/1.png"), str(tmp_path / "b/2.jpg")]
-    (tmp_path / "0.jpg").touch()
-    assert list_inputs([str(tmp_path)]) == [str(tmp_path / "0.jpg")]
 
 
 @pytest.fixture

@@ -44,46 +44,39 @@ class BrightParts(FakeDetector):
 
     def _detect(self, image):
         bright = image[0] > 127
-        boxes, labels, scores, masks = [], [], [], []
+        rows, masks = [], [torch.zeros(0, CELLS, CELLS)]
         for polygon in outlines(bright.numpy()):
             x1, y1, x2, y2 = (int(v) for v in (*polygon.min(axis=0), *polygon.max(axis=0)))
-            score = (x2 - x1) * (y2 - y1) / ((x2 - x1) * (y2 - y1) + 100)
-            if min(x2 - x1, y2 - y1) < self.min_side:
-                continue
-            part = bright[y1:y2, x1:x2]
-            boxes.append([x1, y1, x2, y2])
-            green = image[1, y1:y2, x1:x2][part].float().mean()
-            labels.append(1 if green > 127 else 2)
-            scores.append(score)
-            masks.append(F.interpolate(part[None, None].float(), (CELLS, CELLS), mode="area")[0, 0])
-        return Detections(
-            torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
-            torch.tensor(scores),
-            torch.tensor(labels, dtype=torch.int64),
-            torch.ones(len(boxes), dtype=torch.bool),
-            mask_probs=torch.stack(masks) if masks else torch.zeros(0, CELLS, CELLS),
-        )
+            if min(x2 - x1, y2 - y1) >= self.min_side:
+                area, part = (x2 - x1) * (y2 - y1), bright[y1:y2, x1:x2]
+                green = image[1, y1:y2, x1:x2][part].float().mean()
+                rows.append((x1, y1, x2, y2, area / (area + 100), 1 if green > 127 else 2))
+                cells = F.interpolate(part[None, None].float(), (CELLS, CELLS), mode="area")
+                masks.append(cells[0])
+        return detections(*rows, mask_probs=torch.cat(masks))
 
 
-def draw_discs(size, radii, seed=0, gap=8, white=True):
-    """Return an image uint8 [3, H, W] of separate discs, and their boxes and masks."""
+def detections(*rows, **more):
+    """Build detections from rows (x1, y1, x2, y2, score, label)."""
+    rows = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
+    valid = torch.ones(len(rows), dtype=torch.bool)
+    return Detections(rows[:, :4], rows[:, 4], rows[:, 5].long(), valid, **more)
+
+
+def draw_discs(size, radii, seed=0, gap=8):
+    """Return an image uint8 [3, H, W] of separate discs, and their boxes and masks [N, H, W]."""
     rng = np.random.default_rng(seed)
-    height, width = size
-    y, x = np.mgrid[:height, :width]
-    scene, masks, discs = np.zeros((3, height, width), np.uint8), [], []
+    y, x = np.mgrid[: size[0], : size[1]]
+    boxes, masks = [], []
     while len(masks) < len(radii):
         radius = radii[len(masks)]
-        center = [rng.integers(radius + 1, side - radius - 1) for side in size]
-        if any(np.hypot(center[0] - v, center[1] - u) < radius + r + gap for v, u, r in discs):
-            continue
-        discs.append((*center, radius))
-        mask = np.hypot(y - center[0], x - center[1]) <= radius
-        scene[:, mask] = np.array([255, 255 if white else 0, 255])[:, None]
-        masks.append(mask)
-    boxes = [[m.any(0).argmax(), m.any(1).argmax()] for m in masks]
-    boxes = [[x1, y1, x1 + m.any(0).sum(), y1 + m.any(1).sum()]
-             for (x1, y1), m in zip(boxes, masks, strict=True)]  # fmt: skip
-    return torch.from_numpy(scene), torch.tensor(boxes, dtype=torch.float32), np.stack(masks)
+        v, u = (rng.integers(radius + 1, side - radius - 1) for side in size)
+        distance = np.hypot(y - v, x - u)
+        if not any(mask[distance < radius + gap].any() for mask in masks):
+            masks.append(distance <= radius)
+            boxes.append([u - radius, v - radius, u + radius + 1, v + radius + 1])
+    scene = 255 * np.any(masks, axis=0).astype(np.uint8)
+    return torch.from_numpy(scene).expand(3, *size), torch.tensor(boxes).float(), np.stack(masks)
 
 
 def assert_detected_once(prediction, boxes, min_iou=0.9):
@@ -94,33 +87,29 @@ def assert_detected_once(prediction, boxes, min_iou=0.9):
     return overlap.argmax(dim=1)
 
 
-class TestTiles:
-    @pytest.mark.parametrize("side", [64, 100, 300])
-    @pytest.mark.parametrize("size", [(64, 640), (101, 333), (65, 64), (20, 99), (300, 301)])
-    def test_cover_the_image(self, side, size):
-        tiles = cut_tiles(size, side)
-        covered = np.zeros(size, int)
-        for tile in tiles:
-            assert 0 <= tile.x1 < tile.x2 <= size[1]
-            sides = tile.x2 - tile.x1, tile.y2 - tile.y1
-            assert sides == (min(side, size[1]), min(side, size[0]))
-            covered[tile.y1 : tile.y2, tile.x1 : tile.x2] += 1
-        assert covered.min() >= 1
-        step = int(side * 0.8)
-        for axis, length in (("x1", size[1]), ("y1", size[0])):
-            starts = sorted({getattr(tile, axis) for tile in tiles})
-            assert (np.diff(starts) <= step).all()
-            fewer = side + (len(starts) - 2) * step  # covered with one tile less
-            assert length <= side or fewer < length
+@pytest.mark.parametrize("side", [64, 100, 300])
+@pytest.mark.parametrize("size", [(64, 640), (101, 333), (65, 64), (20, 99), (300, 301)])
+def test_tiles_cover_the_image(side, size):
+    tiles, covered = cut_tiles(size, side), np.zeros(size, int)
+    for tile in tiles:
+        window = covered[tile.y1 : tile.y2, tile.x1 : tile.x2]
+        window += 1
+        assert window.shape == (min(side, size[0]), min(side, size[1]))
+    assert covered.min() >= 1
+    step = int(side * 0.8)
+    for axis, length in (("x1", size[1]), ("y1", size[0])):
+        starts = sorted({getattr(tile, axis) for tile in tiles})
+        assert (np.diff(starts) <= step).all()
+        fewer = side + (len(starts) - 2) * step  # covered with one tile less
+        assert length <= side or fewer < length
 
-    def test_only_borders_within_the_image_cut_boxes(self):
-        boxes = torch.tensor(
-            [[0.0, 0, 50, 50], [20, 20, 64, 40], [20, 20, 63.5, 40], [20, 20, 60, 40]]
-        )
-        assert Tile(0, 0, 64, 64).cuts(boxes, (64, 200)).tolist() == [False, True, True, False]
-        assert not Tile(0, 0, 64, 64).cuts(boxes, (64, 64)).any()
-        lower = Tile(0, 64, 64, 128).cuts(boxes + torch.tensor([0, 64.0, 0, 64]), (200, 64))
-        assert lower.tolist() == [True, False, False, False]
+
+def test_only_borders_within_the_image_cut_boxes():
+    boxes = torch.tensor([[0.0, 0, 50, 50], [20, 20, 64, 40], [20, 20, 63.5, 40], [20, 20, 60, 40]])
+    assert Tile(0, 0, 64, 64).cuts(boxes, (64, 200)).tolist() == [False, True, True, False]
+    assert not Tile(0, 0, 64, 64).cuts(boxes, (64, 64)).any()
+    lower = Tile(0, 64, 64, 128).cuts(boxes + torch.tensor([0, 64.0, 0, 64]), (200, 64))
+    assert lower.tolist() == [True, False, False, False]
 
 
 def predict_tiles(model, scene, side, batch=8):
@@ -182,83 +171,92 @@ class TestDiscs:
         assert model.sizes[4:] == [[(300, 300)]]  # it fits into one tile
 
 
-def detections(*rows, **more):
-    """Build detections from rows (x1, y1, x2, y2, score, label)."""
-    rows = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
-    valid = torch.ones(len(rows), dtype=torch.bool)
-    return Detections(rows[:, :4], rows[:, 4], rows[:, 5].long(), valid, **more)
-
-
-# Two tiles of 100 x 100 that overlap in x from 80 to 100.
-LEFT, RIGHT = Tile(0, 0, 100, 100), Tile(80, 0, 180, 100)
+# Tiles of 100 x 100 that overlap in x from 80 to 100, and from 160 to 180.
+TILES = LEFT, RIGHT, _ = [Tile(x, 0, x + 100, 100) for x in (0, 80, 160)]
+WIDE = Tile(0, 0, 180, 100)
 DETLITE = CONVENTIONS["detlite"]
 
 
-def merge_pair(left, right, iou_thresh=0.5):
-    return merge([LEFT, RIGHT], [left, right], (100, 180), iou_thresh, DETLITE)
+def merge_tiles(found, tiles=TILES, iou_thresh=0.5, agnostic=False):
+    return merge(tiles[: len(found)], found, (100, 260), iou_thresh, DETLITE, agnostic)
 
 
 CUT_LEFT, CUT_RIGHT = (50, 20, 100, 60), (80, 22, 130, 60)
-WHOLE, PART = (70, 20, 98, 60), (80, 20, 98, 60)
+WHOLE, PART, COMPLETE = (70, 20, 98, 60), (80, 20, 98, 60), (84, 20, 96, 40)
+HALF = (84, 20, 96, 30)  # IoU 0.5 with COMPLETE
 
 
 class TestMerging:
     @pytest.mark.parametrize(
-        ("left", "right", "expected"),
+        ("rows", "options", "expected"),
         [
             # two halves of an object
-            ([(*CUT_LEFT, 0.8, 1)], [(*CUT_RIGHT, 0.9, 1)], [(50, 20, 130, 60, 0.9)]),
+            ([[(*CUT_LEFT, 0.8, 1)], [(*CUT_RIGHT, 0.9, 1)]], {}, [(50, 20, 130, 60, 0.9)]),
             # two neighbors at one border: each tile cuts one, and they do not overlap in both
             (
-                [(60, 20, 100, 60, 0.8, 1), (60, 62, 84, 90, 0.7, 1)],
-                [(80, 20, 130, 60, 0.9, 1), (88, 62, 150, 90, 0.6, 1)],
+                [
+                    [(60, 20, 100, 60, 0.8, 1), (60, 62, 84, 90, 0.7, 1)],
+                    [(80, 20, 130, 60, 0.9, 1), (88, 62, 150, 90, 0.6, 1)],
+                ],
+                {},
                 [(60, 20, 130, 60, 0.9), (60, 62, 84, 90, 0.7), (88, 62, 150, 90, 0.6)],
             ),
             # complete in one tile: the part adds nothing, or is completed
-            ([(*WHOLE, 0.9, 1)], [(*PART, 0.6, 1)], [(*WHOLE, 0.9)]),
-            ([(*WHOLE, 0.6, 1)], [(*PART, 0.9, 1)], [(*WHOLE, 0.9)]),
+            ([[(*WHOLE, 0.9, 1)], [(*PART, 0.6, 1)]], {}, [(*WHOLE, 0.9)]),
+            ([[(*WHOLE, 0.6, 1)], [(*PART, 0.9, 1)]], {}, [(*WHOLE, 0.9)]),
             # a narrow part is dropped
-            ([(50, 20, 83, 60, 0.9, 1)], [(80, 15, 90, 70, 0.3, 1)], [(50, 20, 83, 60, 0.9)]),
+            ([[(50, 20, 83, 60, 0.9, 1)], [(80, 15, 90, 70, 0.3, 1)]], {}, [(50, 20, 83, 60, 0.9)]),
             # a small object within a large one
             (
-                [(84, 20, 94, 30, 0.9, 1)],
-                [(82, 10, 98, 90, 0.8, 1)],
+                [[(84, 20, 94, 30, 0.9, 1)], [(82, 10, 98, 90, 0.8, 1)]],
+                {},
                 [(84, 20, 94, 30, 0.9), (82, 10, 98, 90, 0.8)],
             ),
-            ([], [], []),
-            ([(1, 1, 9, 9, 0.5, 1)], [], [(1, 1, 9, 9, 0.5)]),
+            # an object in three tiles
+            (
+                [[(30, 20, 100, 60, 0.9, 1)], [(80, 20, 180, 60, 0.8, 1)],
+                 [(160, 20, 200, 60, 0.7, 1)]],
+                {},
+                [(30, 20, 200, 60, 0.9)],
+            ),
+            # complete objects are suppressed as by the model, also those of other labels
+            ([[(*COMPLETE, 0.9, 1)], [(*HALF, 0.8, 1)]], {"iou_thresh": 0.3}, [(*COMPLETE, 0.9)]),
+            (
+                [[(*COMPLETE, 0.9, 1)], [(*HALF, 0.8, 1)]],
+                {"iou_thresh": 0.6},
+                [(*COMPLETE, 0.9), (*HALF, 0.8)],
+            ),
+            ([[(*COMPLETE, 0.9, 1)], [(*HALF, 0.8, 2)]],
+             {"iou_thresh": 0.3, "agnostic": True}, [(*COMPLETE, 0.9)]),
+            ([[(*COMPLETE, 0.9, 1)], [(*HALF, 0.8, 2)]],
+             {"iou_thresh": 0.3}, [(*COMPLETE, 0.9), (*HALF, 0.8)]),
+            # a coarser detection is merged only if it exceeds the tile
+            ([[(48, 18, 101, 64, 0.5, 1)], [(50, 20, 100, 60, 0.9, 1)]],
+             {"tiles": [WIDE, LEFT]}, [(50, 20, 100, 60, 0.9)]),
+            ([[(48, 18, 120, 64, 0.5, 1)], [(50, 20, 100, 60, 0.9, 1)]],
+             {"tiles": [WIDE, LEFT]}, [(48, 18, 120, 64, 0.9)]),
+            ([[], []], {}, []),
+            ([[(1, 1, 9, 9, 0.5, 1)], []], {}, [(1, 1, 9, 9, 0.5)]),
         ],
-    )
-    def test_two_tiles(self, left, right, expected):
-        merged = merge_pair(detections(*left), detections(*right))
-        rows = torch.cat([merged.boxes, merged.scores[:, None]], dim=1)
-        torch.testing.assert_close(rows, torch.tensor(expected).float().reshape(-1, 5))
+    )  # fmt: skip
+    def test_boxes(self, rows, options, expected):
+        merged = merge_tiles([detections(*of_tile) for of_tile in rows], **options)
+        found = torch.cat([merged.boxes, merged.scores[:, None]], dim=1)
+        torch.testing.assert_close(found, torch.tensor(expected).float().reshape(-1, 5))
         assert merged.mask_probs is None
-
-    def test_class_agnostic_merging_drops_other_labels(self):
-        left, right = detections((84, 20, 96, 40, 0.9, 1)), detections((84, 20, 96, 39, 0.8, 2))
-        assert len(merge_pair(left, right).boxes) == 2
-        merged = merge([LEFT, RIGHT], [left, right], (100, 180), 0.5, DETLITE, class_agnostic=True)
-        assert merged.labels.tolist() == [1]
 
     def test_masks_fill_their_own_boxes(self):
         """`mask_boxes` are united separately from the boxes."""
         masks = {"mask_probs": torch.ones(1, 14, 14)}
         parts = [torch.tensor([box]).float() for box in (CUT_LEFT, CUT_RIGHT)]
         moved = torch.tensor([1.0, 1, 0, 0])
-        merged = merge_pair(
-            *(detections((*(p + moved)[0], 0.8, 1), mask_boxes=p, **masks) for p in parts)
+        merged = merge_tiles(
+            [detections((*(p + moved)[0], 0.8, 1), mask_boxes=p, **masks) for p in parts]
         )
-        plain = merge_pair(*(detections((*p[0], 0.8, 1), **masks) for p in parts))
+        plain = merge_tiles([detections((*p[0], 0.8, 1), **masks) for p in parts])
         assert merged.boxes.tolist() == [[51, 21, 130, 60]]
         assert merged.mask_boxes.tolist() == plain.boxes.tolist() == [[50, 20, 130, 60]]
         assert torch.equal(merged.mask_probs, plain.mask_probs)
-
-    @pytest.mark.parametrize(("iou_thresh", "count"), [(0.3, 1), (0.6, 2)])
-    def test_complete_objects_are_suppressed_as_by_the_model(self, iou_thresh, count):
-        left = detections((84, 20, 96, 40, 0.9, 1))
-        right = detections((84, 20, 96, 30, 0.8, 1))  # IoU 0.5
-        assert len(merge_pair(left, right, iou_thresh).boxes) == count
 
     def test_only_tiles_that_overlap_are_compared(self, monkeypatch):
         """The time of a large image grows with its tiles, not with their square."""
@@ -270,19 +268,11 @@ class TestMerging:
         assert len(merge(tiles, found, (100, 1620), 0.5, DETLITE).boxes) == 20
         assert len(calls) == 2 * 19
 
-    def test_an_object_that_ends_at_a_border(self):
-        """Check that a coarser detection that does not exceed the tile is not merged."""
-        tiles = [Tile(0, 0, 180, 100), LEFT]
-        parts = [detections((48, 18, 101, 64, 0.5, 1)), detections((50, 20, 100, 60, 0.9, 1))]
-        assert merge(tiles, parts, (100, 180), 0.5, DETLITE).boxes.tolist() == [[50, 20, 100, 60]]
-        parts[0] = detections((48, 18, 120, 64, 0.5, 1))
-        assert merge(tiles, parts, (100, 180), 0.5, DETLITE).boxes.tolist() == [[48, 18, 120, 64]]
-
     def test_masks_are_merged(self):
         probs = torch.ones(1, CELLS, CELLS)
         left = detections((40, 20, 100, 60, 0.9, 1), mask_probs=probs)
         right = detections((80, 20, 140, 60, 0.8, 1), mask_probs=0.7 * probs)
-        merged = merge_pair(left, right)
+        merged = merge_tiles([left, right])
         assert merged.boxes.tolist() == [[40, 20, 140, 60]]
         middle = merged.mask_probs[0, CELLS // 2]
         assert middle[2:15].tolist() == pytest.approx([1] * 13)
@@ -297,16 +287,9 @@ class TestMerging:
                           keypoint_scores=torch.tensor([[3.0, -1]]))  # fmt: skip
         right = detections((80, 20, 130, 60, 0.8, 1), keypoints=points(120.0),
                            keypoint_scores=torch.tensor([[2.0, 5]]))  # fmt: skip
-        merged = merge_pair(left, right)
+        merged = merge_tiles([left, right])
         assert merged.keypoints.tolist() == [[[60, 30, 1], [121, 40, 1]]]
         assert merged.keypoint_scores.tolist() == [[3, 5]]
-
-    def test_an_object_in_three_tiles(self):
-        tiles = [Tile(0, 0, 100, 100), Tile(80, 0, 180, 100), Tile(160, 0, 260, 100)]
-        parts = [detections((30, 20, 100, 60, 0.9, 1)), detections((80, 20, 180, 60, 0.8, 1)),
-                 detections((160, 20, 200, 60, 0.7, 1))]  # fmt: skip
-        merged = merge(tiles, parts, (100, 260), 0.5, DETLITE)
-        assert merged.boxes.tolist() == [[30, 20, 200, 60]]
 
 
 def tiled_detector(model, side):

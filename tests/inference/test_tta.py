@@ -58,27 +58,13 @@ def test_one_view_of_the_same_size_equals_plain_detection(model, image):
     assert_same(detections, plain)
 
 
+FIELDS = {"boxes", "scores", "labels"}
 RETINANET = [
     "MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
     "MODEL.MASK_ON", False, "MODEL.RETINANET.NUM_CLASSES", 4, "MODEL.RETINANET.NUM_CONVS", 1,
     "MODEL.RETINANET.ANCHOR_SIZES", (8, 16, 32, 64, 128), "MODEL.RETINANET.INFERENCE_TH", 0.0,
     "MODEL.RETINANET.PRE_NMS_TOP_N", 200, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 300,
 ]  # fmt: skip
-
-
-@pytest.fixture
-def retinanet(tiny_config):
-    """Return a function that builds a RetinaNet whose boxes often exceed the image."""
-
-    def build(convention):
-        torch.manual_seed(0)
-        model = build_model(tiny_config(*RETINANET, "MODEL.CONVENTION", convention)).eval()
-        torch.nn.init.normal_(model.head.cls_logits.weight, std=1.0)
-        center_and_sides = torch.tensor([20.0, 20.0, 1.0, 1.0])  # BBOX_REG_WEIGHTS divides
-        model.head.bbox_pred.bias.data.copy_(torch.randn(9, 4).mul(center_and_sides).flatten())
-        return model
-
-    return build
 
 
 @pytest.mark.parametrize("size", [64, 96, 50])
@@ -90,9 +76,13 @@ def retinanet(tiny_config):
         ("torchvision", {"min_size": 0.0}),
     ],
 )
-def test_one_view_keeps_the_convention_of_the_detector(retinanet, image, convention, rules, size):
+def test_one_view_keeps_the_convention_of_the_detector(tiny_config, image, convention, rules, size):
     """Boxes are clipped at the same point, and have the same minimum size, as without views."""
-    model = retinanet(convention)
+    torch.manual_seed(0)
+    model = build_model(tiny_config(*RETINANET, "MODEL.CONVENTION", convention)).eval()
+    torch.nn.init.normal_(model.head.cls_logits.weight, std=1.0)
+    center_and_sides = torch.tensor([20.0, 20.0, 1.0, 1.0])  # so that boxes exceed the image
+    model.head.bbox_pred.bias.data.copy_(torch.randn(9, 4).mul(center_and_sides).flatten())
     model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
     plain = Predictor(model, size, 1000)(image)
     assert len(plain["scores"]) > 50
@@ -105,9 +95,6 @@ def test_one_view_keeps_the_convention_of_the_detector(retinanet, image, convent
         model.postprocess = replace(model.postprocess, **rules)
         other = Predictor(model, size, 1000)(image)
         assert not torch.equal(other["boxes"], plain["boxes"])
-
-
-FIELDS = {"boxes", "scores", "labels"}
 
 
 def test_detections_of_a_mirrored_view_are_mirrored_back(model, image):
@@ -123,24 +110,14 @@ def test_detections_of_a_mirrored_view_are_mirrored_back(model, image):
     torch.testing.assert_close(mirrored.keypoints, expected, atol=1.0, rtol=0)
 
 
-@pytest.fixture
-def suppressed(monkeypatch):
-    """Record the arguments of `Postprocess.suppress`: the candidates and the number of views."""
-    calls = []
-    suppress = Postprocess.suppress
-
-    def spy(self, candidates, static_shapes, views=1):
-        calls.append((candidates, views))
-        return suppress(self, candidates, static_shapes, views)
-
-    monkeypatch.setattr(Postprocess, "suppress", spy)
-    return calls
-
-
-def test_overlaps_are_measured_in_the_first_view(model, image, suppressed):
+def test_overlaps_are_measured_in_the_first_view(model, image, monkeypatch):
     """Overlaps depend on the scale if the last pixel belongs to a box."""
+    candidates, suppress = [], Postprocess.suppress
+    monkeypatch.setattr(
+        Postprocess, "suppress", lambda *args: candidates.append(args[1]) or suppress(*args)
+    )
     detections = detect(model, image, View(96, 1000), View(128, 1000))
-    ((joined, _),) = suppressed
+    (joined,) = candidates
     images, _ = model.prepare([resize_shortest(image, 96, 1000)])
     with torch.no_grad():
         first = model.predict_boxes(model.backbone(images.pixels), images)
