@@ -135,31 +135,6 @@ def test_written_config_leads_to_the_same_evaluation(run_tool, trained, tmp_path
 
 
 @pytest.mark.slow
-def test_fast_rcnn_with_proposals_of_another_run(run_tool, config, tmp_path, capsys):
-    rpn_opts = [
-        "MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False, "SOLVER.MAX_ITER", 1,
-        "DATASETS.TEST", ["shapes_train", "shapes_val"], "OUTPUT_DIR", tmp_path / "rpn",
-    ]  # fmt: skip
-    assert run_tool("train_net.py", "--config", config, *rpn_opts) == 0
-    files = {
-        part: [str(tmp_path / "rpn" / f"results_shapes_{part}.json")] for part in ("train", "val")
-    }
-    opts = [
-        "MODEL.LOAD_PROPOSALS", True, "DATASETS.PROPOSAL_FILES_TRAIN", files["train"],
-        "DATASETS.PROPOSAL_FILES_TEST", files["val"], "SOLVER.MAX_ITER", 1,
-        "OUTPUT_DIR", tmp_path / "fast",
-    ]  # fmt: skip
-    assert run_tool("train_net.py", "--config", config, *opts) == 0
-    assert (tmp_path / "fast" / "detections.png").exists()
-    log = (tmp_path / "fast" / "log.txt").read_text()
-    assert "results_shapes_val.json: kept the best 150 of 150 proposals of 5 images" in log
-    capsys.readouterr()
-    opts += ["DATASETS.PROPOSAL_FILES_TRAIN", files["val"], "OUTPUT_DIR", tmp_path]
-    assert run_tool("train_net.py", "--config", config, *opts) == 2
-    assert "results_shapes_val.json: proposals are missing for" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_signal_saves_a_checkpoint_and_ends_with_status_75(config, tmp_path):
     opts = ["SOLVER.MAX_ITER", 100_000, "OUTPUT_DIR", tmp_path / "run"]
     process = start("train_net.py", "--config", config, *opts)
@@ -226,23 +201,6 @@ def test_config_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_evaluate_like_one(run_tool, config, trained, tmp_path):
-    opts = ["MODEL.WEIGHT", trained / "model_final.pth", "TEST.IMS_PER_BATCH", 2]
-    opts += ["OUTPUT_DIR"]
-    single = tmp_path / "single"
-    assert run_tool("test_net.py", "--config", config, *opts, single) == 0
-    output = torchrun("test_net.py", "--config", config, *opts, tmp_path)
-    assert output.count("AP50") == 1
-    # Five images over two processes: each of them once.
-    assert_same_results(tmp_path, single)
-    metrics, expected = (
-        json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, single)
-    )
-    for kind in ("bbox", "segm"):
-        assert metrics[kind]["AP"] == pytest.approx(expected[kind]["AP"], abs=1e-6)
-
-
-@pytest.mark.slow
 def test_two_processes_train_one_model(run_tool, config, tmp_path):
     output = tmp_path / "run"
     opts = ["OUTPUT_DIR", output, "TEST.IMS_PER_BATCH", 2]
@@ -301,48 +259,24 @@ def test_torchrun_restarts_after_a_killed_process(config, tmp_path, free_port):
 
 
 @pytest.mark.parametrize(
-    ("opts", "message"),
+    ("program", "opts", "message"),
     [
-        (["DATASETS.TRAIN", "shapes_trian"], r"did you mean 'shapes_train'"),
-        (["DATASETS.TRAIN", "()"], r"DATASETS.TRAIN is empty"),
-        (
-            ["SOLVER.LR_SCHEDULE", "multistep", "SOLVER.STEPS", "(2, 1)"],
-            r"SOLVER.STEPS is (2, 1), but must be increasing iterations",
-        ),
-        (
-            ["MODEL.WEIGHT", "http://host.invalid/R-50.pkl"],
-            "Check the network and try again, or put the file at",
-        ),
-        (
-            ["DATASETS.TRAIN", "coco_2014_train"],
-            "coco/annotations/instances_train2014.json does not exist (images are expected in",
-        ),
-        (
-            ["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
-            r"the loss is not finite",
-        ),
+        ("train_net.py", ["DATASETS.TRAIN", "shapes_trian"], "did you mean 'shapes_train'"),
+        ("train_net.py", ["DATASETS.TRAIN", "()"], "DATASETS.TRAIN is empty"),
+        ("train_net.py", ["DATASETS.TRAIN", "coco_2014_train"],
+         "coco/annotations/instances_train2014.json does not exist (images are expected in"),
+        ("train_net.py", ["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
+         "the loss is not finite"),
+        ("test_net.py", [], "MODEL.WEIGHT is empty"),
+        ("test_net.py", ["DATASETS.TEST", "()", "MODEL.WEIGHT", "x.pth"], "DATASETS.TEST is empty"),
+        ("test_net.py", ["MODEL.WEIGHT", "x.pth"], "x.pth: cannot be read"),
+        ("test_net.py", ["OUTPUT_DIR", __file__, "MODEL.WEIGHT", "x.pth"],
+         f"{__file__}: cannot be written to"),
     ],
-)
-def test_invalid_input_of_train_net(run_tool, config, tmp_path, capsys, opts, message):
-    opts = ["OUTPUT_DIR", tmp_path, *opts]
-    assert run_tool("train_net.py", "--config", config, *opts) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("error: ")
-    assert message in lines[-1]
+)  # fmt: skip
+def test_invalid_input(run_tool, config, tmp_path, capsys, program, opts, message):
+    assert run_tool(program, "--config", config, "OUTPUT_DIR", tmp_path, *opts) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
     assert not (tmp_path / "model_final.pth").exists()
-
-
-@pytest.mark.parametrize(
-    ("opts", "message"),
-    [
-        ([], "MODEL.WEIGHT is empty"),
-        (["DATASETS.TEST", "()", "MODEL.WEIGHT", "x.pth"], "DATASETS.TEST is empty"),
-        (["MODEL.WEIGHT", "x.pth"], "x.pth: cannot be read"),
-        (["OUTPUT_DIR", __file__, "MODEL.WEIGHT", "x.pth"], f"{__file__}: cannot be written to"),
-    ],
-)
-def test_invalid_input_of_test_net(run_tool, config, tmp_path, capsys, opts, message):
-    assert run_tool("test_net.py", "--config", config, "OUTPUT_DIR", tmp_path, *opts) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {message}")
-    assert error.count("\n") == 1

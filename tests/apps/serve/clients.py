@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,12 +129,12 @@ def run_clients(port: int, seconds: float, clients: int) -> Outcome:
                     outcome.wrong += (content["height"], content["width"]) != (height, width)
         connection.close()
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        outcome.memory.append(resident_megabytes(port))
-        time.sleep(min(1.0, seconds / 10))
+    with ThreadPoolExecutor(clients) as threads:
+        running = [threads.submit(client, number) for number in range(clients)]
+        while wait(running, min(1.0, seconds / 10)).not_done:
+            outcome.memory.append(resident_megabytes(port))
+    for one in running:
+        one.result()
     return outcome
 
 
@@ -150,15 +151,12 @@ def main() -> int:
     finally:
         process.terminate()
         status = process.wait(120)
-    times = np.sort(outcome.seconds)
-    print(f"{outcome.sent} requests, {outcome.sent / args.seconds:.1f} a second: "
-          f"{dict(outcome.statuses)}, {outcome.wrong} responses to other images")  # fmt: skip
-    print(f"seconds: median {np.median(times):.3f}, 99 % {times[int(0.99 * len(times))]:.3f}")
+    print(f"{outcome.sent} requests: {dict(outcome.statuses)}, {outcome.wrong} other images")
+    print("seconds: median {:.3f}, 99 % {:.3f}".format(*np.quantile(outcome.seconds, (0.5, 0.99))))
     tenths = [round(float(np.mean(part))) for part in np.array_split(outcome.memory, 10)]
     print(f"memory in MB, mean of each tenth of the time: {tenths}")
     print(f"exit status of the server after SIGTERM: {status}")
-    lost = outcome.wrong or outcome.statuses.keys() - {200} or status
-    return 1 if lost else 0
+    return 1 if outcome.wrong or outcome.statuses.keys() - {200} or status else 0
 
 
 if __name__ == "__main__":

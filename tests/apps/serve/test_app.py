@@ -55,21 +55,14 @@ class TestDetections:
         assert np.abs(mask - expected).sum() < 200
         assert (second["category"], second["bbox"]) == ("image", [0, 0, 120, 60])
 
-    def test_threshold(self, app, talk, image_file):
+    def test_thresholds_and_forms(self, app, talk, image_file):
         async def scenario(client: Any) -> list[Any]:
-            return [await send(client, image_file(), f"?threshold={t}") for t in (0.05, 0.5, 1)]
+            form = {"files": {"file": ("a.png", image_file())}}
+            sent = [await send(client, image_file(), f"?threshold={t}") for t in (0.05, 0.5, 1)]
+            return [*sent, await client.post("/predict?threshold=0.5", **form)]
 
         counts = [len(response.json()["detections"]) for response in talk(app, scenario)]
-        assert counts == [2, 1, 0]
-
-    def test_file_in_a_form(self, app, talk, image_file):
-        async def scenario(client: Any) -> Any:
-            form = {"files": {"file": ("a.png", image_file())}}
-            return await client.post("/predict?threshold=0.5", **form)
-
-        response = talk(app, scenario)
-        assert response.status_code == 200
-        assert len(response.json()["detections"]) == 1
+        assert counts == [2, 1, 0, 1]
 
     def test_pages_of_other_origins(self, predictor, talk, image_file):
         async def scenario(client: Any) -> list[Any]:
@@ -126,6 +119,12 @@ def form(*parts: str) -> bytes:
 
 
 class TestInformation:
+    def test_unknown_requests(self, app, talk):
+        for path, status in (("/predict", 405), ("/x", 404)):
+            response = talk(app, lambda client, path=path: client.get(path))
+            assert response.status_code == response.json()["status"] == status
+            assert "POST an image to /predict" in response.json()["what_to_do"]
+
     def test_model_and_limits(self, app, talk):
         content = talk(app, lambda client: client.get("/model")).json()
         assert content["categories"] == [{"id": 7, "name": "square"}, {"id": 90, "name": "image"}]
@@ -168,23 +167,13 @@ class TestInformation:
     def test_only_known_hosts_are_answered(self, app, talk):
         async def scenario(client: Any) -> list[Any]:
             hosts = ("localhost:80", "LOCALHOST", "127.0.0.1:9", "[::1]:9", "a.example", "", "[::")
-            return [
-                await client.get(path, headers={"Host": host})
-                for path in ("/", "/model", "/health", "/metrics")
-                for host in hosts
-            ]
+            asked = [("/health", host) for host in hosts]
+            asked += [(path, "a.example") for path in ("/", "/model", "/metrics")]
+            return [await client.get(path, headers={"Host": host}) for path, host in asked]
 
         responses = talk(app, scenario)
-        assert [one.status_code for one in responses] == 4 * ([200] * 4 + [403] * 3)
+        assert [one.status_code for one in responses] == [200] * 4 + [403] * 6
         assert "start it with --allow-host" in responses[-1].json()["what_to_do"]
-
-    @pytest.mark.parametrize(
-        ("method", "path", "status"), [("GET", "/predict", 405), ("GET", "/x", 404)]
-    )
-    def test_unknown_requests(self, app, talk, method, path, status):
-        response = talk(app, lambda client: client.request(method, path))
-        assert response.status_code == response.json()["status"] == status
-        assert "POST an image to /predict" in response.json()["what_to_do"]
 
 
 def huge_png() -> bytes:
@@ -206,7 +195,7 @@ class TestRefusals:
             (413, bytes(100_001), "", {}, "more than 100000 bytes"),
             (413, huge_png(), "", {}, "more than 1000000 pixels"),
             (422, b"", "", {}, "JPEG, PNG, WEBP, BMP, TIFF, GIF"),
-            (422, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, "EPS files are"),
+            (422, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, "none of JPEG"),
             (422, b"\xff\xd8\xff\xe0 no jpeg", "", {}, "the image cannot be read: the image is"),
             (422, b"", "", {"Content-Type": FORM[:19]}, "Missing boundary"),
             (422, b"text", "", {"Content-Type": FORM}, "Invalid multipart data"),
@@ -223,14 +212,17 @@ class TestRefusals:
             (422, b"", "?threshold=0.9&threshold=0.1", {}, "the query is 'threshold=0.9&thresh"),
             (415, b"", "", {"Content-Type": 1100 * "x"}, "xxx ..."),
             (415, b"", "", {"Content-Encoding": "gzip"}, "the encoding gzip, which is not"),
-            (403, b"", "", {"Host": "elsewhere.example"}, "the host 'elsewhere.example'"),
             (403, b"", "", {"Host": "localhost.example:80"}, "the host 'localhost.example'"),
             (403, b"", "", {"Origin": "https://other.example"}, "pages of https://other.example"),
             (403, b"", "", {"Origin": "null", "Content-Type": FORM}, "pages of null may not"),
             (403, b"", "", {"Origin": "http://localhost:81"}, "pages of http://localhost:81"),
         ],
     )
-    def test_status_and_remedy(self, app, talk, model, status, body, query, headers, error):
+    def test_status_and_remedy(
+        self, app, talk, model, monkeypatch, status, body, query, headers, error
+    ):
+        if status == 413:  # not decoded
+            monkeypatch.setattr(ImageFile.ImageFile, "load", pytest.fail)
         response = talk(app, lambda client: send(client, body, query, **headers))
         content = response.json()
         assert (response.status_code, content["status"]) == (status, status)
@@ -238,13 +230,6 @@ class TestRefusals:
         assert "bytes:" not in content["error"]
         assert len(content["error"]) < 600
         assert model.sizes == []
-
-    def test_large_images_are_not_decoded(self, app, talk, monkeypatch):
-        def decode(*_: Any) -> None:
-            raise AssertionError("decoded")
-
-        monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
-        assert talk(app, lambda client: send(client, huge_png())).status_code == 413
 
     def test_long_body_without_a_content_length(self, app, talk):
         sent = 0
@@ -324,13 +309,12 @@ class TestRefusals:
         assert len(model.sizes) == 2
 
     def test_failing_model(self, app, talk, image_file, model):
-        async def scenario(client: Any) -> tuple[Any, Any]:
-            model.fails = True
-            first = await send(client, image_file())
-            model.fails = False
-            return first, await send(client, image_file())
+        async def scenario(client: Any) -> list[Any]:
+            responses = []
+            for model.fails in (True, False):
+                responses.append(await send(client, image_file()))
+            return responses
 
         failed, after = talk(app, scenario)
-        assert failed.status_code == 500
+        assert (failed.status_code, after.status_code) == (500, 200)
         assert failed.json()["error"] == "the model failed"
-        assert after.status_code == 200
