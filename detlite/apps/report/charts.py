@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,27 +19,10 @@ _STYLES = ("-", "--", "-.", ":")
 _SIZE = (4.6, 3.2)  # inches
 
 
-def chart(
-    title: str,
-    curves: Mapping[str, Any],
-    weights: Mapping[str, np.ndarray] | None = None,
-    **settings: Any,
-) -> str:
-    """Return a chart of named curves, with a legend.
-
-    Args:
-        title, curves, settings: see `plot`.
-        weights: number of detections of each point: the size of its dot, next to the diagonal.
-    """
+def chart(title: str, curves: Mapping[str, Any], **settings: Any) -> str:
+    """Return a chart of named curves, with a legend; see `plot` for the arguments."""
     figure = Figure(figsize=_SIZE, layout="constrained")  # without pyplot, it needs no display
-    axes = figure.subplots()
-    plot(axes, title, curves, **settings)
-    for number, (name, counts) in enumerate((weights or {}).items()):
-        areas = 12 + 90 * np.sqrt(counts / max(counts.sum(), 1))
-        x, y = curves[name]
-        axes.scatter(x, y, areas, color=COLORS[number % len(COLORS)])
-    if weights is not None:
-        axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
+    plot(figure.subplots(), title, curves, **settings)
     # Below the axes, where the legend covers no curve.
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return _svg(figure, title)

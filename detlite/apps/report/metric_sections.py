@@ -89,14 +89,13 @@ def _categories(analyses: Analyses) -> list[TemplateData]:
 
 def _calibration(title: str, analyses: Analyses) -> str:
     """Return a chart of the precision by score, with the diagonal of perfect calibration."""
-    curves, weights = {}, {}
+    curves: dict[str, Any] = {}
     for run, result in analyses.items():
         bins, filled = result.calibration, result.calibration.counts > 0
         curves[run] = 100 * bins.scores[filled], 100 * bins.precision[filled]
-        weights[run] = bins.counts[filled]
     return charts.chart(
-        f"Precision by score: {title.lower()}", curves, weights, xlabel="mean score (%)",
-        ylabel="precision (%)", xlim=(0, 103), ylim=(-3, 103),
+        f"Precision by score: {title.lower()}", curves | {"perfect": ([0, 100], [0, 100])},
+        marker="o", xlabel="mean score (%)", ylabel="precision (%)", xlim=(0, 103), ylim=(-3, 103),
     )  # fmt: skip
 
 

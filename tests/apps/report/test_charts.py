@@ -11,8 +11,8 @@ from detlite.apps.report import charts
 NAMES = ("_hidden", "5 $ & 6 $", "<b>")
 POINTS = np.array([[1, 2, 3], [30, 20, 10]])
 CHARTS = {
-    "curves": {"xlim": (0, 5)},
-    "weights": {"weights": dict.fromkeys(NAMES, POINTS[0])},
+    "lines": {"xlim": (0, 5)},
+    "points": {"marker": "o"},
 }
 
 
