@@ -1,8 +1,5 @@
 """Test text of any script in drawings."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +42,7 @@ def default_fonts():
     fonts._own_files.clear()
     fonts._missing.clear()
     fonts._file_with.cache_clear()
+    fonts._system_fonts.cache_clear()
 
 
 def written(text: str) -> np.ndarray:
@@ -54,41 +52,39 @@ def written(text: str) -> np.ndarray:
     return np.asarray(canvas).max(axis=2) > 127
 
 
-class TestLine:
-    @pytest.mark.parametrize("text", ["façade", "машина", "שלום", "سيارة", "\U0001f600 car"])
-    def test_scripts_of_matplotlibs_font(self, text, caplog):
-        ink = written(text)
-        assert (ink != written("".join(x if x.isascii() else "\U0010ffff" for x in text))).any()
-        assert caplog.text.count("U+10FFFF") == 1  # of the comparison
+@pytest.mark.parametrize("text", ["façade", "машина", "שלום", "سيارة", "\U0001f600 car"])
+def test_scripts_of_matplotlibs_font(text, caplog):
+    ink = written(text)
+    assert (ink != written("".join(x if x.isascii() else "\U0010ffff" for x in text))).any()
+    assert caplog.text.count("U+10FFFF") == 1  # of the comparison
 
-    def test_missing_characters_are_reported_once(self, caplog):
-        assert (written(CAR) == written(BUS)).all()
-        written("\u8f67")
-        assert caplog.text.count("No font has the character") == 1
-        assert "U+6C7D" in caplog.text
-        assert "--font" in caplog.text
 
-    def test_font_of_the_user(self, tmp_path, caplog):
-        fonts.use_font(font_file(tmp_path / "bars.ttf"))
-        assert written(BUS).sum() > 1.5 * written(CAR).sum() > 0
-        assert written(f"{CAR} 0.9").any(axis=0).nonzero()[0].max() > 60
-        assert not caplog.text
+def test_missing_characters_are_reported_once(caplog):
+    assert (written(CAR) == written(BUS)).all()
+    written("\u8f67")
+    assert caplog.text.count("No font has the character") == 1
+    assert "U+6C7D" in caplog.text
+    assert "--font" in caplog.text
 
-    def test_font_of_the_system(self, tmp_path):
-        (tmp_path / "fonts").mkdir()
-        font_file(tmp_path / "fonts" / "bars.ttf")
-        (tmp_path / "fonts" / "damaged.ttf").write_bytes(b"\0\1\0\0")
-        code = f"from detlite.apps.drawing.fonts import Line; print(Line({BUS!r}, 100).box)"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True,
-            env=os.environ | {"XDG_DATA_HOME": str(tmp_path)},
-        )  # fmt: skip
-        assert done.stdout.strip() == "(0.0, -80, 100.0, 0)", done.stderr
-        assert "No font" not in done.stderr
 
-    def test_unusual_text(self):
-        assert fonts.Line("two\nlines", 30).box == fonts.Line("two lines", 30).box
-        assert fonts.Line("", 30).box == (0, 0, 0, 0)
+def test_font_of_the_user(tmp_path, caplog):
+    fonts.use_font(font_file(tmp_path / "bars.ttf"))
+    assert written(BUS).sum() > 1.5 * written(CAR).sum() > 0
+    assert written(f"{CAR} 0.9").any(axis=0).nonzero()[0].max() > 60
+    assert not caplog.text
+
+
+def test_font_of_the_system(tmp_path, monkeypatch, caplog):
+    (tmp_path / "damaged.ttf").write_bytes(b"\0\1\0\0")
+    files = [tmp_path / "damaged.ttf", font_file(tmp_path / "bars.ttf")]
+    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda: map(str, files))
+    assert fonts.Line(BUS, 100).box == (0.0, -80, 100.0, 0)
+    assert not caplog.text
+
+
+def test_unusual_text():
+    assert fonts.Line("two\nlines", 30).box == fonts.Line("two lines", 30).box
+    assert fonts.Line("", 30).box == (0, 0, 0, 0)
 
 
 def test_files_that_are_no_fonts(tmp_path, capsys):

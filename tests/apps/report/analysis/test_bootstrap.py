@@ -1,10 +1,7 @@
 """Bootstrap: samples equal datasets with repeated images, and intervals have 95 % coverage."""
 
-import json
-
 import numpy as np
 import pytest
-from pycocotools.coco import COCO
 
 from detlite.apps.report.analysis.bootstrap import (
     BootstrapMetrics,
@@ -22,14 +19,10 @@ NAMES = {"AP": "AP", "AP50": "AP50", "AP75": "AP75", "APs": "APs", "APm": "APm",
          "AR": "AR100"}  # fmt: skip
 
 
-def match(coco, results, kind):
-    return MatchedDetections(match_coco(coco, results, kind), coco, results, kind)
-
-
 def sampled_metrics(coco, rows, kind, samples):
-    sampled = BootstrapMetrics(
-        match(coco, Results.from_coco(rows, ("bbox", "segm")), kind), samples
-    )
+    results = Results.from_coco(rows, ("bbox", "segm"))
+    matched = MatchedDetections(match_coco(coco, results, kind), coco, results, kind)
+    sampled = BootstrapMetrics(matched, samples)
     return sampled.metrics(), sampled.by_category()
 
 
@@ -37,13 +30,11 @@ def check(coco, rows, kind, metrics, by_category, sample):
     """Compare the metrics of one sample with those of the whole dataset."""
     results = Results.from_coco(rows, ("bbox", "segm"))
     expected = measure_coco(coco, results, [kind], 100)[kind]
-    for name, coco_name in NAMES.items():
-        value = np.nan if expected[coco_name] is None else expected[coco_name]
-        assert metrics[name][sample] == pytest.approx(value, abs=1e-6, nan_ok=True), name
-    for k, name in enumerate(category_names(coco)):
-        value = expected["per_category"][name]
-        value = np.nan if value is None else value
-        assert by_category[sample, k] == pytest.approx(value, abs=1e-6, nan_ok=True), name
+    by_name = dict(zip(category_names(coco), by_category[sample], strict=True))
+    pairs = [(metrics[name][sample], expected[coco_name]) for name, coco_name in NAMES.items()]
+    pairs += [(value, expected["per_category"][name]) for name, value in by_name.items()]
+    found, values = np.array(pairs, np.float64).T  # NaN for None
+    assert found == pytest.approx(values, abs=1e-6, nan_ok=True)
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("bbox", 0), ("bbox", 1), ("segm", 2)])
@@ -67,18 +58,6 @@ def test_samples_equal_repeated_images(kind, seed):
         for n, row in enumerate(content["annotations"], start=1):
             row["id"] = n
         check(make_coco(content), repeated, kind, metrics, by_category, number)
-
-
-def test_keypoints_have_no_small_objects(data_root):
-    folder = data_root / "data" / "cocoeval_val2014_100" / "keypoints"
-    results = Results.from_coco(json.loads((folder / "dt.json").read_text()), ["keypoints"])
-    coco = COCO(folder / "gt.json")
-    matched = match(coco, results, "keypoints")
-    metrics = BootstrapMetrics(matched, np.ones((1, len(coco.imgs)), np.uint8)).metrics()
-    expected = measure_coco(coco, results, ["keypoints"], 100)["keypoints"]
-    assert metrics.keys() == {"AP", "AP50", "AP75", "APm", "APl", "AR"}
-    for name, value in metrics.items():
-        assert value[0] == pytest.approx(expected[name], abs=1e-6)
 
 
 def test_no_objects_or_no_detections():
@@ -114,7 +93,6 @@ def test_sample_images():
     assert samples.shape == (200, 50)
     assert (samples.sum(axis=1) == 50).all()
     assert (samples == sample_images(50, 200, 3)).all()
-    assert (samples != sample_images(50, 200, 4)).any()
     assert samples.mean(axis=0) == pytest.approx(1, abs=0.4)
 
 

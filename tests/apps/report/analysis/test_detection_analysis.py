@@ -38,6 +38,9 @@ def test_keypoints_have_no_error_types(data_root):
     analysis = DetectionAnalysis(coco, results, "keypoints", np.ones((1, len(coco.imgs)), np.uint8))
     expected = evaluate_coco(coco, results, ["keypoints"])["keypoints"]
     assert analysis.metrics == {name: expected[name] for name in analysis.metrics}
+    sampled = analysis.bootstrap.metrics()  # of all images once
+    assert sampled.keys() == {"AP", "AP50", "AP75", "APm", "APl", "AR"}
+    assert all(value[0] == pytest.approx(expected[name]) for name, value in sampled.items())
     assert analysis.errors is None
     assert analysis.confusion is None
     assert 0 < analysis.threshold.recall < 1
