@@ -12,6 +12,11 @@ from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
 
+def tight_boxes(bitmaps):
+    """Return the boxes xyxy of bitmaps [N, H, W] of which none is empty."""
+    return masks_to_boxes(bitmaps) + torch.tensor([0, 0, 1, 1])
+
+
 def scene(number, size, seed):
     """Return an image, its target and bitmaps: rectangles as polygons and noise as RLE."""
     rng = np.random.default_rng(seed)
@@ -36,7 +41,7 @@ def scene(number, size, seed):
         bitmaps.append(bitmap)
     masks = PackedMasks.from_segmentations(segmentations, height, width, False)
     bitmaps = torch.from_numpy(np.stack(bitmaps))
-    boxes = masks_to_boxes(bitmaps) + torch.tensor([0, 0, 1, 1])
+    boxes = tight_boxes(bitmaps)
     points = torch.from_numpy(rng.uniform(0, [width, height], (8, 5, 2))).float()
     seen = torch.from_numpy(rng.integers(0, 3, (8, 5, 1))).float()
     target = {

@@ -7,6 +7,7 @@ import torch
 from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.rotate import RandomRotation
 from detlite.structures.masks.packed import PackedMasks
+from tests.data.pixel_scenes import box_scene, tight_boxes
 
 SIZE = (60, 80)
 FILL = (10.0, 20.0, 30.0)
@@ -53,10 +54,7 @@ def test_half_turns_are_exact(polygons):
     masks = after["masks"].bitmaps(*SIZE)
     expected = bitmaps().rot90(2, (1, 2))
     assert (masks != expected).float().mean() < (0.004 if polygons else 1e-9)
-    for box, mask in zip(after["boxes"], expected, strict=True):
-        rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
-        ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-        assert (box - torch.tensor(ends).float()).abs().max() <= 1
+    assert (after["boxes"] - tight_boxes(expected)).abs().max() <= 1
     assert (after["keypoints"][:, 0, :2] - centers(expected)).abs().max() < 1
     assert after["ignored_boxes"][0].tolist() == pytest.approx([60, 50, 80, 60], abs=1e-4)
 
@@ -73,10 +71,7 @@ def test_image_masks_boxes_and_keypoints_rotate_together(angle, polygons):
     points = after["keypoints"][after["keypoints"][..., 2] > 0][:, :2]
     inside = [index for index, row in enumerate(after["keypoints"]) if row[0, 2] > 0]
     assert (points - centers(masks[inside])).abs().max() < 2
-    for box, mask in zip(after["boxes"], masks, strict=True):
-        rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
-        ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-        assert (box - torch.tensor(ends).float()).abs().max() <= 1.01
+    assert (after["boxes"] - tight_boxes(masks)).abs().max() <= 1.01
     assert turned[:, 0, 0].tolist() == [10, 20, 30]
 
 
@@ -93,13 +88,7 @@ def test_boxes_without_masks_enclose_the_rotated_ellipse():
 
 
 def test_objects_that_leave_the_image_are_dropped():
-    image, target = scene()
-    target["boxes"][1] = torch.tensor([70.0, 50.0, 80.0, 60.0])
-    masks = bitmaps()
-    masks[1] = 0
-    masks[1, 50:, 70:] = 1
-    target["masks"] = PackedMasks.from_bitmaps(masks)
-    target["keypoints"][1] = torch.tensor([[75.0, 55.0, 2.0]])
+    image, target = box_scene([[18, 19, 42, 31], [70, 50, 80, 60]], SIZE)
     _, after = RandomRotation(90, FILL).rotate(image, target, -60.0)
     assert after["labels"].tolist() == [1]
 
