@@ -74,8 +74,8 @@ def test_manifests_and_progress(data, tmp_path_factory, bounded):
     entry = {"image": {"id": 1, "file_name": "a"}, "problem": "x"}
 
     def add(count: int) -> None:
-        model = ModelInfo([{"id": 1, "name": "x"}])
-        run = ResumableRun(folder, {"weights": "model.pth"}, FORMATS.get("results"), model)
+        writer = FORMATS.get("results")(folder, ModelInfo([{"id": 1, "name": "x"}]))
+        run = ResumableRun(writer, {"weights": "model.pth"})
         with closing(run):
             for _ in range(count * (not run.is_done)):
                 run.add(entry)

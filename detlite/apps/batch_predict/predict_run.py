@@ -43,7 +43,6 @@ def predict(options: Namespace) -> Totals:
             "detlite predict is one process: start it without torchrun, with --workers for several "
             "devices or machines"
         )
-    kind = FORMATS.get(options.format)
     options.overrides += [] if options.tile is None else ["TEST.TILE", str(options.tile)]
     limit_threads()
     # With workers, this process only writes what they predict.
@@ -65,10 +64,11 @@ def predict(options: Namespace) -> Totals:
     }  # fmt: skip
     center = predictor.model.convention.keypoint_center
     model = ModelInfo(predictor.categories, center, predictor.image_options.channels)
+    writer = FORMATS.get(options.format)(options.output, model)
     with run_lock(options.output):
         if options.overwrite:
             remove_results(options.output)
-        with closing(ResumableRun(options.output, command, kind, model, not with_videos)) as run:
+        with closing(ResumableRun(writer, command, not with_videos)) as run:
             if run.is_done and any(map(is_live, names)):
                 raise ConfigError(
                     f"{options.output} contains the results of an earlier recording: choose "

@@ -16,13 +16,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from detlite.apps.prediction_files.writer import (
-    OTHER_FILES,
-    OUTPUTS,
-    Entry,
-    ModelInfo,
-    PredictionWriter,
-)
+from detlite.apps.prediction_files.writer import OTHER_FILES, OUTPUTS, Entry, PredictionWriter
 from detlite.config import ConfigError
 from detlite.files.atomic_write import atomic_open, make_folder, open_to_append
 from detlite.files.json_files import read_json
@@ -59,37 +53,31 @@ class ResumableRun:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        command: Mapping[str, Any],
-        kind: type[PredictionWriter],
-        model: ModelInfo,
-        continues: bool = True,
+        self, writer: PredictionWriter, command: Mapping[str, Any], continues: bool = True
     ) -> None:
         """Start a run, or continue that of the same command.
 
         Args:
+            writer: writes the results to its folder, which is that of the run.
             command: settings that the results depend on, as JSON values.
-            kind: writes the results.
-            model: what predicts them.
             continues: continue after the images of a run that was interrupted.
 
         Raises:
             ConfigError: the folder contains a run of another command, or other results.
         """
-        self.folder, self._command, self._writer = folder, command, kind(folder, model)
-        make_folder(folder)
-        done = _check_manifest(folder, command, kind)
+        self.folder, self._command, self._writer = writer.folder, command, writer
+        make_folder(self.folder)
+        done = _check_manifest(writer, command)
         self.is_done, self.totals = done is not None, done or Totals()
         self._progress: Any = None
         if self.is_done:
             return
         kept = 0
         with suppress(TypeError, KeyError):  # a line of another program, or of results since lost
-            for entry, end in _read_progress(folder) if continues else ():
+            for entry, end in _read_progress(self.folder) if continues else ():
                 self.totals.add(entry)
                 kept = end
-        self._progress = open_to_append(folder / PROGRESS)
+        self._progress = open_to_append(self.folder / PROGRESS)
         self._progress.truncate(kept)
 
     @property
@@ -151,16 +139,15 @@ def _read_progress(folder: Path) -> Iterator[tuple[Entry, int]]:
             yield line, end
 
 
-def _check_manifest(
-    folder: Path, command: Mapping[str, Any], kind: type[PredictionWriter]
-) -> Totals | None:
+def _check_manifest(writer: PredictionWriter, command: Mapping[str, Any]) -> Totals | None:
     """Return the totals of a complete run of the same command; write the manifest of a new one."""
+    folder = writer.folder
     try:
         content = read_json(folder / MANIFEST)
         existing = dict(content["command"])
         done = Totals(**content["done"]) if "done" in content else None
     except (ValueError, TypeError, KeyError) as error:
-        folders = ["images", "labels"] if kind.copies_images else []
+        folders = ["images", "labels"] if writer.copies_images else []
         for name in (MANIFEST, *OUTPUTS, *folders):
             if (folder / name).exists():
                 raise ConfigError(
@@ -175,7 +162,7 @@ def _check_manifest(
                 f"{folder} contains a run with other {name}: {existing.get(name)}, not {value}. "
                 "Choose another folder, or start again with --overwrite"
             )
-    return done if all((folder / name).exists() for name in kind.outputs) else None
+    return done if all((folder / name).exists() for name in writer.outputs) else None
 
 
 def _write_manifest(folder: Path, content: Entry) -> None:

@@ -19,7 +19,7 @@ FORMATS_OF_RESULTS = ["results", "csv", "label-studio"]
 
 def start(folder: Path, format: str = "results", weights: str = "a.pth", **options: Any) -> Any:
     command = {"weights": weights, "format": format}
-    return ResumableRun(folder, command, FORMATS.get(format), MODEL, **options)
+    return ResumableRun(FORMATS.get(format)(folder, MODEL), command, **options)
 
 
 class KilledError(Exception):
