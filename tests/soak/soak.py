@@ -3,10 +3,10 @@
     python tests/soak/soak.py --minutes 60 --seed 0 --folder output/soak
 
 Each round draws settings of a small Mask R-CNN from its seed. It trains the model once without
-interruption, and then a few times with faults (signals, killed loader processes, failed writes,
-slow images), resuming until the run is complete. Weights, optimizer, random number generators,
-metrics and results must equal those of the uninterrupted run bit for bit, and every process must
-end with an expected status.
+interruption, and then a few times with faults (signals, killed loader processes, failed writes),
+resuming until the run is complete. Weights, optimizer, random number generators, metrics and
+results must equal those of the uninterrupted run bit for bit, and every process must end with an
+expected status.
 
 The program prints a line for each process, and counts them at the end. At the first failure it ends
 with status 1, prints the seed of the round, and keeps the folder. A seed always draws the same
@@ -17,24 +17,29 @@ the size of files, which makes writes fail as on a full disk.
 """
 
 import argparse
+import atexit
 import json
 import math
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import matplotlib.pyplot as plt  # noqa: F401  imported once, before the forks
 import torch
+import torch.utils.tensorboard
 
+from detlite.apps.cli.main import run_command
 from tests.builders import write_shapes_config
 from tests.soak.compare import first_difference
-from tests.soak.process import Process
 
 RUNS = 3  # interrupted runs per round
 MAX_FAULTS = 6  # interrupted processes per run
@@ -63,6 +68,60 @@ STATUSES = {
     "loader killed": {0, 2},
     "file limit": {0, 2},
 }
+
+
+def train_and_exit(args: list[str], output: Path, limit: int) -> NoReturn:
+    """Run the command in a forked process, in its own process group, and exit.
+
+    Args:
+        args: arguments of `detlite train`.
+        output: file for stdout and stderr.
+        limit: maximum size of a file in bytes; 0 for none.
+    """
+    os.setpgid(0, 0)
+    # nohup, and a shell for its background jobs, may have set signals to be ignored.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with output.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    status = 1
+    try:
+        status = run_command("train", args)
+    except KeyboardInterrupt:  # before or after the command handles it
+        status = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:  # what an interpreter does at its end
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(status)
+
+
+class Process:
+    """A forked process that runs `train_and_exit`."""
+
+    def __init__(self, *args: Any) -> None:
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            train_and_exit(*args)
+        with suppress(OSError):  # the child may have done it
+            os.setpgid(self.pid, self.pid)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the process; return False if it still runs."""
+        end = time.monotonic() + seconds
+        while self.status is None and time.monotonic() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.01)
+        return self.status is not None
 
 
 class SoakError(Exception):
@@ -120,14 +179,13 @@ class Soak:
         """Run one process with a fault; return its status."""
         args = ["--config", str(self._config), "--resume", "OUTPUT_DIR", str(output)]
         args += [str(part) for pair in settings.items() for part in pair]
-        delay, image_delay = rng.uniform(0, 1.1 * seconds), rng.choice([0.0, 0.0, 0.2])
+        delay = rng.uniform(0, 1.1 * seconds)
         # Free bytes, from a line of the log to more than a checkpoint.
         space = int(math.exp(rng.uniform(math.log(500), math.log(4e6))))
         to_all, again = rng.random() < 0.5, rng.uniform(0, 0.3)
         output_file = self._folder / "output.txt"
         output_file.unlink(missing_ok=True)
-        limit = space if fault == "file limit" else 0
-        process = Process(args, output_file, limit, image_delay if fault != "none" else 0.0)
+        process = Process(args, output_file, space if fault == "file limit" else 0)
         pid = process.pid
         if (fault.startswith("SIG") or fault == "loader killed") and not process.wait(delay):
             with suppress(ProcessLookupError):
@@ -147,7 +205,7 @@ class Soak:
         status = process.status
         assert status is not None
         row = {"seed": seed, "run": output.name, "fault": fault, "status": status, "delay": delay,
-               "space": space, "to_all": to_all, "image_delay": image_delay}  # fmt: skip
+               "space": space, "to_all": to_all}  # fmt: skip
         print(json.dumps(row), flush=True)
         self.counts["processes"] += 1
         self.counts[f"{fault}: {status}"] += 1
