@@ -62,7 +62,7 @@ def test_levels_may_be_given(device, op):
 def test_padding_changes_nothing(device, op, layout, dtype):
     maps = two_maps(dtype, layout, device)
     # A box of an image, padding, and one without a level.
-    rois = torch.cat([ordinary_rois(20), odd_rois()]).to(device)
+    rois = torch.cat([ordinary_rois(20), odd_rois()[4:]]).to(device)  # none is huge
     levels = torch.arange(len(rois), device=device) % 2
     padding = torch.arange(len(rois), device=device) % 3 == 1
     padded, unused = rois.clone(), levels.clone()

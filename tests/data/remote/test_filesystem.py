@@ -16,27 +16,13 @@ from detlite.data.remote import filesystem
 from detlite.data.remote.filesystem import copy_file, file_version, read
 from detlite.files import retry as retry_module
 from detlite.files.errors import RemoteError
-from tests.data.servers import serving
 
 DATA = bytes(range(256)) * 400
 
 
-@pytest.fixture
-def web(tmp_path):
-    """Serve tmp_path / web, which contains `file.bin`."""
-    folder = tmp_path / "web"
-    folder.mkdir()
-    (folder / "file.bin").write_bytes(DATA)
-    with serving(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def waits(monkeypatch):
-    """Record the waits between attempts without waiting."""
-    waited = []
-    monkeypatch.setattr(retry_module.time, "sleep", waited.append)
-    return waited
+@pytest.fixture(autouse=True)
+def _file(tmp_path):
+    (tmp_path / "file.bin").write_bytes(DATA)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +88,7 @@ def test_a_version_changes_with_the_file(web, tmp_path):
     before = file_version(f"{web.url}/file.bin")
     assert before.size == len(DATA)
     assert file_version(f"{web.url}/file.bin") == before
-    (tmp_path / "web/file.bin").write_bytes(DATA[::-1])
+    (tmp_path / "file.bin").write_bytes(DATA[::-1])
     assert file_version(f"{web.url}/file.bin") != before
     web.versioned = False
     assert file_version(f"{web.url}/file.bin").version is None
@@ -122,7 +108,7 @@ def test_a_file_that_changes_meanwhile_is_copied_again(web, waits, tmp_path, mon
     def changing(system, path):
         calls.append(path)
         if len(calls) == 2:
-            (tmp_path / "web/file.bin").write_bytes(DATA[::-1])
+            (tmp_path / "file.bin").write_bytes(DATA[::-1])
         return file_versiond(system, path)
 
     monkeypatch.setattr(filesystem, "_file_version", changing)
@@ -137,7 +123,7 @@ def test_full_disk_is_not_retried(web, waits, tmp_path):
 
 
 def test_read_members_of_an_archive(web, waits, tmp_path):
-    with zipfile.ZipFile(tmp_path / "web/a.zip", "w") as archive:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("folder/one.bin", DATA)
     url = f"::{web.url}/a.zip"
     assert read(f"zip://folder/one.bin{url}") == DATA
@@ -147,13 +133,13 @@ def test_read_members_of_an_archive(web, waits, tmp_path):
     assert file_version(f"zip://folder/one.bin{url}").version is not None
     with pytest.raises(FileNotFoundError):
         read(f"zip://folder/two.bin{url}")
-    assert read(f"zip://folder/one.bin::{tmp_path}/web/a.zip") == DATA
+    assert read(f"zip://folder/one.bin::{tmp_path}/a.zip") == DATA
 
 
 def test_a_replaced_archive_is_opened_again(web, waits, tmp_path):
     data = DATA * 10  # more than the client caches
     for number, first in enumerate((b"", DATA)):
-        with zipfile.ZipFile(tmp_path / "web/b.zip", "w") as archive:
+        with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
             for name, member in (("before", first), ("one", data), ("after", data)):
                 archive.writestr(name, member)
         assert read(f"zip://one::{web.url}/b.zip") == data

@@ -27,24 +27,7 @@ from detlite.data.datasets.options import GIGABYTE, DatasetOptions
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.locations import local_copy, parse_location
 from detlite.data.remote.remote_path import RemotePath
-from detlite.files import retry
 from detlite.files.errors import RemoteError
-from tests.data.servers import serving
-
-
-@pytest.fixture(autouse=True)
-def waits(monkeypatch):
-    """Record the waits between attempts without waiting."""
-    waited = []
-    monkeypatch.setattr(retry.time, "sleep", waited.append)
-    return waited
-
-
-@pytest.fixture
-def web(tmp_path):
-    """Serve tmp_path."""
-    with serving(tmp_path) as server:
-        yield server
 
 
 @pytest.fixture
