@@ -4,7 +4,6 @@ The values equal pycocotools' values (cocodataset.org/#detection-eval), as fract
 Letters in shapes: D detections, K categories, A area ranges, T IoU and R recall thresholds.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from detlite.data import CocoDataset
+from detlite.data.datasets.ground_truth import read_coco_gt
 from detlite.files.errors import DataError
 
 from .engine import (
@@ -22,13 +22,11 @@ from .engine import (
     RECALL_THRESHOLDS,
     Measures,
     count_by_score,
-    keypoints_of,
     run_engine,
 )
 from .metrics import Metrics, iou_problem
 from .results import IOU_TYPES, Results
 from .results_file import check_results, read_results
-from .truth import read_truth
 
 _MAX_KEYPOINT_DETS = 20
 # Of COCO's 17 keypoints.
@@ -49,7 +47,7 @@ def evaluate_coco(
 
     Args:
         coco_gt: the ground truth: an annotation file, its content, a `COCO` object with the content
-            as `dataset`, or a dataset. `read_truth` describes how it is read.
+            as `dataset`, or a dataset. `read_coco_gt` describes how it is read.
             docs/targets_and_results.md lists in which cases pycocotools reads it otherwise.
         results: the detections, their results file, or its entries (`read_results`), with the
             fields that `iou_types` need. May be empty.
@@ -82,7 +80,7 @@ def evaluate_coco(
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
     if problem := iou_problem(iou_thresholds):
         raise ValueError(problem)
-    truth = read_truth(coco_gt, iou_types, skip_bad)
+    truth = read_coco_gt(coco_gt, iou_types, skip_bad)
     results = read_results(results, truth, iou_types, max_dets)
     return measure_coco(truth, results, iou_types, max_dets, oks_sigmas, iou_thresholds)
 
@@ -90,7 +88,7 @@ def evaluate_coco(
 def measure_coco(
     truth: COCO, results: Results, iou_types: Sequence[str], max_dets: int, *settings: Any
 ) -> Metrics:
-    """Evaluate results on the ground truth from `read_truth`; see `evaluate_coco`."""
+    """Evaluate results on the ground truth from `read_coco_gt`; see `evaluate_coco`."""
     check_results(results, truth, iou_types)
     names, metrics = category_names(truth), {}
     for iou_type in iou_types:
@@ -220,11 +218,9 @@ def coco_measures(iou_type: str, max_dets: int, iou_thresholds: Sequence[float] 
 
 def positives(truth: COCO, iou_type: str) -> np.ndarray:
     """Return bool [N], True for annotations to detect: no crowds, and some labeled keypoints."""
-    rows = truth.dataset["annotations"]
-    wanted = np.array([not row.get("iscrowd") for row in rows], bool)
-    if iou_type == "keypoints":
-        wanted &= np.array([row["num_keypoints"] > 0 for row in keypoints_of(truth)], bool)
-    return wanted
+    rows, boxes = truth.dataset["annotations"], iou_type != "keypoints"
+    wanted = (not row["iscrowd"] and (boxes or row["num_keypoints"] > 0) for row in rows)
+    return np.fromiter(wanted, bool, len(rows))
 
 
 def check_sigmas(truth: COCO, results: Results, oks_sigmas: Sequence[float]) -> np.ndarray:
@@ -234,7 +230,7 @@ def check_sigmas(truth: COCO, results: Results, oks_sigmas: Sequence[float]) -> 
         DataError: the results have another number of keypoints.
         ValueError: the number of sigmas differs.
     """
-    count = max((len(row["keypoints"]) // 3 for row in keypoints_of(truth)), default=0)
+    count = max((len(row["keypoints"]) // 3 for row in truth.dataset["annotations"]), default=0)
     if oks_sigmas and count and len(oks_sigmas) != count:
         raise ValueError(
             f"oks_sigmas has {len(oks_sigmas)} values, but the ground truth has {count} keypoints"
@@ -259,11 +255,5 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
 
 
 def category_names(truth: COCO) -> list[str]:
-    """Return the category names by increasing id; the id is appended to ambiguous names."""
-    categories = [truth.cats[number] for number in sorted(truth.cats)]
-    names = [str(row["id"] if row.get("name") is None else row["name"]) for row in categories]
-    times = Counter(names)
-    return [
-        name if times[name] == 1 else f"{name} (id {category['id']})"
-        for name, category in zip(names, categories, strict=True)
-    ]
+    """Return the category names by increasing id."""
+    return [truth.cats[number]["name"] for number in sorted(truth.cats)]

@@ -8,7 +8,7 @@ is not installed. Another library with the classes `COCO` and `COCOeval` is one 
 import contextlib
 import importlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
+from detlite.data.annotations.scan import without_gc
+
 from .results import Results
+from .truth import numbers_of
 
 # The modules of COCO and COCOeval of each library, the preferred one first.
 ENGINES = {
@@ -38,6 +41,12 @@ FALSE_POSITIVE, TRUE_POSITIVE, IGNORED = 0, 1, 2  # outcomes of a detection
 _NAMED_IOUS = (0.5, 0.75)  # always measured: AP50, AP75, the best score threshold
 _IMAGES_PER_STEP = 250
 _THRESHOLDS = 10_000  # of scores, at most, at which detections are counted
+# What each IoU type needs of an object, besides its box.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "bbox": (),
+    "segm": ("segmentation",),
+    "keypoints": ("keypoints", "num_keypoints"),
+}
 _LVIS_LISTS = ("neg_category_ids", "not_exhaustive_category_ids")
 
 
@@ -74,6 +83,7 @@ def load_engine() -> tuple[Any, Any]:
     return coco.COCO, evaluator.COCOeval
 
 
+@without_gc()
 def run_engine(
     truth: COCO,
     results: Results,
@@ -88,7 +98,7 @@ def run_engine(
     increasing id, annotations and detections from 1 in their order.
 
     Args:
-        truth: the objects from `read_truth`.
+        truth: the objects from `read_coco_gt`.
         results: detections of its images and categories, which passed `check_results`.
         kind: "bbox", "segm" or "keypoints".
         measures: the IoU thresholds, areas and limits.
@@ -125,48 +135,24 @@ def _load(coco: Any, content: dict[str, Any]) -> Any:
     return loaded
 
 
-def numbers_of(ids: Iterable[int]) -> dict[int, int]:
-    """Return the number of each id, by increasing id from 0."""
-    return {key: n for n, key in enumerate(sorted(ids))}
-
-
 def _truth_content(truth: COCO, kind: str) -> dict[str, Any]:
     """Return what the library needs of a ground truth, with numbers instead of ids."""
     numbers, names = numbers_of(truth.imgs), numbers_of(truth.cats)
-    images: list[dict[str, Any]] = []
+    images = []
     for key, n in numbers.items():
         image = truth.imgs[key]
-        sides = {side: image[side] for side in ("height", "width") if kind == "segm"}
         lists = {name: image[name] for name in _LVIS_LISTS if name in image}
         known = {name: [names[k] for k in ids if k in names] for name, ids in lists.items()}
-        images.append({"id": n, **sides, **known})
-    annotations = []
-    for n, row in enumerate(truth.dataset["annotations"], start=1):
-        ids = {"image_id": numbers[row["image_id"]], "category_id": names[row["category_id"]]}
-        usual = {"bbox": row["bbox"], "area": row["area"], "iscrowd": row.get("iscrowd") or 0}
-        annotations.append({"id": n, **ids, **usual})
-        if kind == "segm":
-            annotations[-1]["segmentation"] = row["segmentation"]
-    if kind == "keypoints":
-        for row, points in zip(annotations, keypoints_of(truth), strict=True):
-            row |= points
+        images.append({"id": n, "height": image["height"], "width": image["width"], **known})
+    fields = ("bbox", "area", "iscrowd", *_FIELDS[kind])
+    annotations = [
+        {"id": n, "image_id": numbers[row["image_id"]], "category_id": names[row["category_id"]]}
+        | {field: row[field] for field in fields}
+        for n, row in enumerate(truth.dataset["annotations"], start=1)
+    ]
     frequencies = [truth.cats[key].get("frequency", "f") for key in names]
     categories = [{"id": n, "name": str(n), "frequency": f} for n, f in enumerate(frequencies)]
     return {"info": {}, "images": images, "categories": categories, "annotations": annotations}
-
-
-def keypoints_of(truth: COCO) -> list[dict[str, Any]]:
-    """Return `keypoints` and `num_keypoints` of all annotations; without them, none is labeled."""
-    rows = truth.dataset["annotations"]
-    empty = [0] * next((len(row["keypoints"]) for row in rows if row.get("keypoints")), 0)
-    found = []
-    for row in rows:
-        points = row.get("keypoints") or empty
-        labeled = row.get("num_keypoints")
-        if labeled is None:
-            labeled = sum(visibility > 0 for visibility in points[2::3])
-        found.append({"keypoints": points, "num_keypoints": labeled})
-    return found
 
 
 def _load_results(objects: Any, truth: COCO, results: Results, kind: str) -> Any:

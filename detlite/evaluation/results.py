@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -16,13 +16,16 @@ import torch
 from pycocotools import mask as rle_codec
 
 from detlite.data.annotations.ids import Ids, parse_integer
-from detlite.data.annotations.scan import without_gc
+from detlite.data.annotations.scan import to_json, without_gc
 from detlite.distributed import gather_objects, is_main
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
+from detlite.files.json_files import read_json
+from detlite.files.reading import read_file
 from detlite.structures.masks.rle import EncodedMasks, join_strings
 from detlite.structures.object_fields import object_field
 
+_MAX_BYTES = 1 << 32  # of a results file
 _ROWS_PER_WRITE = 1000  # results converted to text at a time
 # IoU type -> field of a COCO result
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
@@ -46,7 +49,7 @@ class Results:
 
     @classmethod
     def from_coco(
-        cls, rows: Sequence[dict[str, Any]], iou_types: Sequence[str] = ("bbox",)
+        cls, rows: Sequence[Mapping[str, Any]], iou_types: Sequence[str] = ("bbox",)
     ) -> Results:
         """Convert the entries of a COCO results file; DataError if one is invalid.
 
@@ -54,7 +57,7 @@ class Results:
         segmentation (RLE) or keypoints [x1, y1, v1, ...]; other fields are ignored. Arrays are
         read like lists.
         """
-        return results_from_json(to_json(rows), iou_types)
+        return load_results(rows, iou_types)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -86,23 +89,12 @@ class Results:
             yield dict(zip(columns, values, strict=True))
 
 
-def to_json(content: Any) -> bytes:
-    """Return content in memory as JSON; it may contain arrays, numbers of arrays, and bytes."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, bytes):
-            return value.decode()
-        return value.tolist() if hasattr(value, "tolist") else list(value)
-
-    try:
-        return json.dumps(content, default=plain).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"content in memory must be JSON: {error}") from error
+_Side = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
 
 
 class _Rle(msgspec.Struct, gc=False):
-    size: tuple[Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)], ...]
-    counts: str
+    size: tuple[_Side, _Side]
+    counts: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")]
 
 
 _Box = tuple[float, float, float, float]
@@ -121,16 +113,16 @@ def _entry_type(iou_types: Sequence[str], id_type: Any) -> type[Any]:
     return msgspec.defstruct("Entry", fields, gc=False)
 
 
-def results_from_json(
-    text: bytes,
+def load_results(
+    source: Path | Sequence[Mapping[str, Any]],
     iou_types: Sequence[str],
     images: Ids | None = None,
     categories: Ids | None = None,
 ) -> Results:
-    """Read the JSON of a COCO results file, see `Results.from_coco`.
+    """Read a COCO results file or its entries, see `Results.from_coco`.
 
     Args:
-        text: a list of entries.
+        source: the file, or a list of entries.
         iou_types: the fields to read.
         images, categories: the ids of the ground truth, which may be written as texts; None: the
             entries have integers.
@@ -138,13 +130,15 @@ def results_from_json(
     Raises:
         DataError: names the first entry that is not in COCO's results format.
     """
-    entries = _read_entries(text, iou_types)
+    entries = _read_entries(source, iou_types)
     image_ids = _read_ids(entries, "image_id", images)
     category_ids = _read_ids(entries, "category_id", categories)
     scores = np.fromiter((entry.score for entry in entries), np.float64, len(entries))
     boxes = masks = keypoints = None
     if "segm" in iou_types:
-        masks = _read_masks(entries)
+        rles = [entry.segmentation for entry in entries]
+        sizes = np.array([rle.size for rle in rles], np.int64).reshape(-1, 2)
+        masks = EncodedMasks(*join_strings([rle.counts for rle in rles]), sizes)
         without = [n for n, entry in enumerate(entries) if entry.bbox is None]
         if "bbox" in iou_types and without:
             check_masks(masks)
@@ -155,16 +149,30 @@ def results_from_json(
         found = chain.from_iterable(entry.bbox for entry in entries)
         boxes = np.fromiter(found, np.float64, 4 * len(entries)).reshape(-1, 4)
     if "keypoints" in iou_types:
-        keypoints = _read_keypoints(entries)
+        count = len(entries[0].keypoints) // 3 if entries else 0
+        for n, entry in enumerate(entries):
+            if len(entry.keypoints) != 3 * count:
+                points = short_repr(entry.keypoints)
+                raise DataError(
+                    f"result {n}: keypoints is {points}, not {3 * count} numbers, three for each "
+                    "keypoint"
+                )
+        rows = np.array([entry.keypoints for entry in entries], np.float64)
+        keypoints = rows.reshape(len(entries), count, 3)
     return Results(image_ids, category_ids, scores, boxes, masks, keypoints)
 
 
 @without_gc()
-def _read_entries(text: bytes, iou_types: Sequence[str]) -> list[Any]:
+def _read_entries(
+    source: Path | Sequence[Mapping[str, Any]], iou_types: Sequence[str]
+) -> list[Any]:
     integers: Any = _entry_type(iou_types, int)
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(msgspec.MsgspecError, OSError):
+        text = read_file(source, _MAX_BYTES) if isinstance(source, Path) else to_json(source)
         return msgspec.json.decode(text, type=list[integers])
-    entry_type, rows, entries = _entry_type(iou_types, int | float | str), json.loads(text), []
+    # Ids of the ground truth, JSON that only Python reads, or errors that name the entry.
+    rows = read_json(source) if isinstance(source, Path) else json.loads(to_json(source))
+    entry_type, entries = _entry_type(iou_types, int | float | str), []
     if not isinstance(rows, list):
         raise DataError(f"a list of COCO results is needed, such as [{_EXAMPLE}]")
     for n, row in enumerate(rows):
@@ -194,37 +202,10 @@ def _read_ids(entries: Sequence[Any], field: str, ids: Ids | None) -> np.ndarray
     return np.array(values, np.int64)
 
 
-def _read_masks(entries: Sequence[Any]) -> EncodedMasks:
-    for n, entry in enumerate(entries):
-        mask = entry.segmentation
-        if len(mask.size) != 2 or not mask.counts.isascii():
-            raise DataError(
-                f"result {n}: segmentation is not an RLE with a size [height, width] and "
-                f"compressed counts; a result is, for example, {_EXAMPLE}"
-            )
-    data, lengths = join_strings([entry.segmentation.counts for entry in entries])
-    sizes = np.array([entry.segmentation.size for entry in entries], np.int64).reshape(-1, 2)
-    return EncodedMasks(data, lengths, sizes)
-
-
 def check_masks(masks: EncodedMasks) -> None:
     """Raise DataError if run lengths do not cover their image."""
     if (n := first_true(masks.areas < 0)) is not None:
         raise DataError(f"result {n}: the run lengths of its mask do not cover its image")
-
-
-def _read_keypoints(entries: Sequence[Any]) -> np.ndarray:
-    """Return keypoints float64 [N, P, 3]; DataError if entries have different numbers of them."""
-    count = len(entries[0].keypoints) // 3 if entries else 0
-    for n, entry in enumerate(entries):
-        if len(entry.keypoints) != 3 * count:
-            points = short_repr(entry.keypoints)
-            raise DataError(
-                f"result {n}: keypoints is {points}, not {3 * count} numbers, three for each "
-                "keypoint"
-            )
-    rows = np.array([entry.keypoints for entry in entries], np.float64)
-    return rows.reshape(len(entries), count, 3)
 
 
 def in_range(values: np.ndarray) -> np.ndarray:

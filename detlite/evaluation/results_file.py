@@ -1,12 +1,7 @@
-"""Read COCO results, and check that they fit their ground truth.
+"""Read COCO results, and check that they fit their ground truth."""
 
-The ground truth decides: boxes in another notation match its objects only if they are read in that
-notation, and detections with other category ids are on objects of other categories.
-"""
-
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +9,20 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from detlite.data.annotations.ids import Ids
+from detlite.data.annotations.rules import BOX_IN_PIXEL, BOX_OUTSIDE, judge_boxes
 from detlite.data.datasets.ground_truth import NOT_EVALUATED
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
-from detlite.files.reading import read_file
 
-from .results import (
-    IOU_TYPES,
-    Results,
-    check_masks,
-    first_true,
-    in_range,
-    results_from_json,
-    to_json,
-)
+from .results import IOU_TYPES, Results, check_masks, first_true, in_range, load_results
 from .truth import image_sizes, most_overlapped, read_objects
 
 logger = logging.getLogger(__name__)
 
-_MAX_BYTES = 1 << 32
 _MAX_CHECKED = 2000  # highest-scoring boxes that are compared with the objects
-_MIN_FOUND = 3  # fewer detections prove nothing
-_MIN_FRACTION = 0.2  # of the boxes that match an object in another notation only
-_CERTAIN = 20  # such boxes, or half of all, prove it; a few match by chance
+_MIN_CHECKED = 3  # fewer prove nothing
 _MIN_MATCHED = 0.1  # fraction of the boxes that match an object in usual results
 _MATCHED_IOU = 0.5
-# How boxes [N, 4] may be written, and the conversion to [x, y, width, height].
-_NOTATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "[x, y, width, height]": lambda boxes: boxes,
-    "corners [x1, y1, x2, y2]": lambda boxes: boxes - boxes[:, [0, 1, 0, 1]] * [0, 0, 1, 1],
-    "[center x, center y, width, height]": lambda boxes: (
-        boxes - boxes[:, [2, 3, 2, 3]] * [0.5, 0.5, 0, 0]
-    ),
-}
 
 
 def read_results(
@@ -59,7 +35,7 @@ def read_results(
 
     Args:
         source: a file, its entries, or results that were read before.
-        truth: the ground truth that `read_truth` returned.
+        truth: the ground truth that `read_coco_gt` returned.
         kinds: the IoU types to read.
         max_dets: warn about images with more detections of a category than this; 0: do not.
 
@@ -70,23 +46,17 @@ def read_results(
     if isinstance(source, Results):
         check_results(source, truth, kinds)
         return _of_evaluated(source, truth, "the results")
-    if isinstance(source, Path | str):
-        name, text = str(source), _read_text(Path(source))
-    else:
-        name, text = "the results", to_json(source)
+    name = str(source) if isinstance(source, Path | str) else "the results"
+    images = [*truth.dataset.get(NOT_EVALUATED, []), *truth.imgs.values()]
+    ids = Ids.of_entries(images), Ids.of_entries(truth.cats.values())
     try:
-        images = [*truth.dataset.get(NOT_EVALUATED, []), *truth.imgs.values()]
-        ids = Ids.of_entries(images), Ids.of_entries(truth.cats.values())
-        results = results_from_json(text, kinds, *ids)
+        results = load_results(Path(source) if isinstance(source, str) else source, kinds, *ids)
         check_results(results, truth, kinds)
         _check_values(results)
         results = _of_evaluated(results, truth, name)
         _check_positions(results, truth, name)
-    except (json.JSONDecodeError, RecursionError):
-        read_json(Path(name))  # explains the problem
-        raise
     except DataError as error:
-        if str(error).startswith("ground truth"):
+        if str(error).startswith(name):
             raise
         raise DataError(f"{name}: {error}") from error
     if max_dets:
@@ -106,15 +76,6 @@ def _of_evaluated(results: Results, truth: COCO, name: str) -> Results:
         name, len(others), len(np.unique(others)), others[0],
     )  # fmt: skip
     return results[np.flatnonzero(used)]
-
-
-def _read_text(file: Path) -> bytes:
-    try:
-        text = read_file(file, _MAX_BYTES)
-        text.decode()
-        return text
-    except (OSError, UnicodeDecodeError):
-        return to_json(read_json(file))  # explains the problem, or reads another encoding
 
 
 def kinds_of(file: Path | str) -> set[str]:
@@ -193,67 +154,41 @@ def _check_limit(results: Results, name: str, max_dets: int) -> None:
 
 
 def _check_positions(results: Results, truth: COCO, name: str) -> None:
-    """Compare the highest-scoring boxes with the objects of their images.
+    """Compare the highest-scoring boxes with their images and the objects in them.
 
-    DataError if many match an object in another notation only. A warning if hardly any matches, or
-    if those that do have other categories.
+    DataError if most are not in their images. A warning if hardly any overlaps an object, or if
+    those that do have other categories.
     """
-    if results.boxes is None:
-        return
     objects = read_objects(truth)
     count = min(int((~objects.crowds).sum()), len(results), _MAX_CHECKED)
-    if count < _MIN_FOUND:
+    if results.boxes is None or count < _MIN_CHECKED:
         return
     best = np.argsort(-results.scores, kind="stable")[:count]
     boxes, image_ids = results.boxes[best].astype(np.float64), results.image_ids[best]
+    sizes = image_sizes(truth, image_ids)
+    codes, _, exceed = judge_boxes(boxes, sizes[:, ::-1])
+    wrong = (exceed | np.isin(codes, (BOX_IN_PIXEL, BOX_OUTSIDE))) & (sizes > 0).all(axis=1)
+    if 2 * wrong.sum() > count:
+        n = int(best[wrong].min())
+        raise DataError(
+            f"result {n}: the bbox {results.boxes[n].tolist()} exceeds its image or is in its "
+            f"first pixel, as do {wrong.sum()} of the {count} highest-scoring boxes. COCO's are "
+            "[x, y, width, height] in pixels: convert corners, centers or fractions"
+        )
     found, ious = most_overlapped(boxes, image_ids, objects, objects.image_ids)
     matched = ious >= _MATCHED_IOU
-    units = {"": boxes}
-    if all(image.get("height") and image.get("width") for image in truth.imgs.values()):
-        sides = np.tile(image_sizes(truth, image_ids)[:, ::-1], 2)
-        units["fractions of the image size, "] = np.where(boxes <= 1.5, boxes * sides, 0)
-    others = {}
-    for unit, values in units.items():
-        for notation, convert in _NOTATIONS.items():
-            others[unit + notation] = only = np.zeros(count, bool)
-            rest = convert(values)[~matched]
-            _, ious = most_overlapped(rest, image_ids[~matched], objects, objects.image_ids)
-            only[~matched] = ious >= _MATCHED_IOU
-    notation, only = max(others.items(), key=lambda item: item[1].sum())
-    if only.sum() >= max(_MIN_FOUND, _MIN_FRACTION * count):
-        n = int(best[only].min())
-        problem = (
-            f"result {n}: the bbox {results.boxes[n].tolist()} is on an object only if it is read "
-            f"as {notation}, as are {only.sum()} of the {count} highest-scoring boxes, but COCO's "
-            "are [x, y, width, height] in pixels: convert them"
-        )
-        if only.sum() >= min(_CERTAIN, count / 2):
-            raise DataError(problem)
-        logger.warning("%s: %s if the model is better than these results", name, problem)
     if matched.mean() < _MIN_MATCHED:
         logger.warning(
             "%s: only %d of the %d highest-scoring boxes overlap an object of their image by half. "
-            "If the model is better than that, these are other images, or boxes in other units",
-            name, matched.sum(), count,
+            "If the model is better than that, these are other images, or boxes that are not "
+            "[x, y, width, height] in pixels", name, matched.sum(), count,
         )  # fmt: skip
-    actual = objects.category_ids[found[matched]]
-    _check_categories(results.category_ids[best][matched], actual, truth, name)
-
-
-def _check_categories(category_ids: np.ndarray, actual: np.ndarray, truth: COCO, name: str) -> None:
-    """Warn if detections of most categories are on objects of one other category each."""
-    confused, measured = [], 0
-    for number in np.unique(category_ids).tolist():
-        ids, counts = np.unique(actual[category_ids == number], return_counts=True)
-        if counts.sum() < _MIN_FOUND:
-            continue
-        measured += 1
-        usual = int(ids[counts.argmax()])
-        if usual != number and counts.max() > 0.8 * counts.sum():
-            names = [f"{n} ({truth.cats[n].get('name')})" for n in (number, usual)]
-            confused.append(f"{names[0]} are on objects of {names[1]}")
-    if confused and 2 * len(confused) >= measured:
+    predicted, actual = results.category_ids[best][matched], objects.category_ids[found[matched]]
+    confused = np.flatnonzero(predicted != actual)
+    if len(confused) >= max(_MIN_CHECKED, len(actual) / 2):
+        pair = predicted[confused[0]], actual[confused[0]]
         logger.warning(
-            "%s: detections of category %s: check that the category ids are those of the ground "
-            "truth", name, "; of ".join(confused[:3]),
+            "%s: %d of %d boxes on objects have another category, such as %s on %s: check that the "
+            "category ids are those of the ground truth", name, len(confused), len(actual),
+            *(f"{key} ({truth.cats[key]['name']})" for key in pair),
         )  # fmt: skip

@@ -68,9 +68,8 @@ class TestScores:
         assert measure(truth, [wrong, *BOTH])["bbox"]["AP"] == pytest.approx(1)
 
     def test_categories_that_are_not_annotated_are_ignored(self, truth):
-        bun = {"id": 3, "image_id": 2, "category_id": 5, "bbox": BOX, "area": 1600.0,
-               "segmentation": truth.dataset["annotations"][1]["segmentation"]}  # fmt: skip
-        truth.dataset["annotations"].append(bun)
+        mask = rectangle(*BOX)
+        truth.dataset["annotations"].append(coco_object(BOX, 5, 2, id=3, segmentation=mask))
         right, wrong = detect(2, 5, 0.5), detect(1, 5, 0.9)
         assert measure(truth, [right, wrong])["bbox"]["APc"] == pytest.approx(0.5)
         truth.dataset["images"][0]["neg_category_ids"] = []

@@ -8,9 +8,10 @@ import pytest
 from pycocotools import mask as rle_codec
 
 from detlite.data import CocoDataset
+from detlite.data.datasets.ground_truth import read_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.evaluation import evaluate_coco
-from detlite.evaluation.truth import Objects, most_overlapped, read_truth
+from detlite.evaluation.truth import Objects, most_overlapped
 from detlite.files.errors import DataError
 from tests.builders import coco_content, coco_detection, coco_object, make_coco, rectangle
 
@@ -89,9 +90,9 @@ def test_values_that_pycocotools_takes_as_they_are(fields, write):
             with pytest.raises(
                 DataError, match=r"annotation 9 .*(iscrowd .* is not|inside the first)"
             ):
-                read_truth(source)
+                read_coco_gt(source)
             continue
-        (row,) = (row for row in read_truth(source).dataset["annotations"] if row["id"] == 9)
+        (row,) = (row for row in read_coco_gt(source).dataset["annotations"] if row["id"] == 9)
         assert row["iscrowd"] == (not fields.keys() & {"area", "bbox"})
         assert (row["bbox"], row["area"]) == ([5, 5, 20, 20], 400)
 
@@ -119,7 +120,7 @@ def test_invalid_annotation_files_are_named(write, text):
     with pytest.raises(
         DataError, match=r"truth\.json: (cannot be read|not valid JSON|not in COCO format)"
     ):
-        read_truth(write(text))
+        read_coco_gt(write(text))
 
 
 def test_most_overlapped_is_the_first_of_the_largest_overlaps() -> None:
@@ -128,7 +129,7 @@ def test_most_overlapped_is_the_first_of_the_largest_overlaps() -> None:
     keys, own = rng.integers(0, 5, 60), rng.integers(0, 4, 40)
     known = np.concatenate([rng.integers(0, 9, (40, 2)), rng.integers(0, 9, (40, 2))], 1) * 1.0
     crowds = rng.random(40) < 0.2
-    index, ious = most_overlapped(boxes, keys, Objects(own, own, known, crowds), own)
+    index, ious = most_overlapped(boxes, keys, Objects(own, own, known, own, crowds), own)
     for n, box in enumerate(boxes):
         near = np.flatnonzero(own == keys[n])
         if not len(near):

@@ -35,7 +35,7 @@ TINY = 1  # a side of a box below it is reported
 SAMPLE = 200  # boxes of a file that are compared with their masks
 MIN_BOXES = 4  # fewer boxes cannot show that all are wrong
 
-NO_BOX, BOX_OUTSIDE = 1, 4  # of `judge_boxes`
+NO_BOX, BOX_IN_PIXEL, BOX_OUTSIDE = 1, 3, 4  # of `judge_boxes`
 _OUTSIDE, _WRONG_SIZE, EMPTY = 5, 6, 9  # of `judge_masks`
 # The field that each flag is about, and what is wrong with it, by the number of the broken rule.
 _IN_PIXEL = "inside the first pixel. Coordinates are in pixels: multiply fractions by the size"

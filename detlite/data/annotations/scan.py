@@ -103,19 +103,23 @@ def document_of(content: Any, name: object) -> Document:
         if not isinstance(rows, list | tuple):
             problem = f"{key!r} must be a list of objects, but is {short_repr(rows)}"
             raise DataError(f"{name}: not in COCO format: {problem}")
+    members = {key: value for key, value in content.items() if key not in LISTS}
+    texts = {key: [*map(to_json, content[key])] for key in LISTS}
+    return Document(json.loads(to_json(members)), texts)
+
+
+def to_json(content: Any) -> bytes:
+    """Return content in memory as JSON; it may contain arrays, numbers of arrays, and bytes."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.decode()
+        return value.tolist() if hasattr(value, "tolist") else list(value)
+
     try:
-        members = {key: value for key, value in content.items() if key not in LISTS}
-        texts = {key: [json.dumps(row, default=_plain).encode() for row in content[key]]
-                 for key in LISTS}  # fmt: skip
-        return Document(json.loads(json.dumps(members, default=_plain)), texts)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: content in memory must be JSON: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode()
-    return value.tolist() if hasattr(value, "tolist") else list(value)
+        return json.dumps(content, default=plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"content in memory must be JSON: {error}") from error
 
 
 def is_coco(file: Path) -> bool:

@@ -38,10 +38,11 @@ SKIPPED = "They are skipped with their objects."
 Select = Callable[[np.ndarray], np.ndarray]
 
 
-class _StoredShape(msgspec.Struct):
-    segmentation: Any = None
-    keypoints: Any = None
-    num_keypoints: Any = None
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text)  # type: ignore[no-any-return]
+    except (ValueError, RecursionError):  # NaN
+        return json.loads(text)  # type: ignore[no-any-return]
 
 
 class DamagedTableError(ValueError):
@@ -234,20 +235,10 @@ class AnnotationTable:
         texts = [f"{where}: {text}" for _, where, text in self.bad_annotations(selection, limit)]
         return [*of_images, *texts][:limit], count
 
-    def shapes(self, indices: np.ndarray) -> Iterator[dict[str, Any]]:
-        """Yield the masks and keypoints of annotations, as `stored` has them, but faster."""
-        decode = msgspec.json.Decoder(_StoredShape).decode
-        for text in self._texts(self.column("annotations")[indices]):
-            try:
-                yield msgspec.structs.asdict(decode(text))
-            except (ValueError, RecursionError):  # NaN
-                row = json.loads(text)
-                yield {key: row.get(key) for key in _StoredShape.__struct_fields__}
-
     def _load(self, spans: np.ndarray) -> list[dict[str, Any]]:
         """Parse the JSON texts at spans int64 [N, 2] of (start, stop)."""
         try:
-            return [*map(json.loads, self._texts(spans))]
+            return [*map(_parse, self._texts(spans))]
         except ValueError as error:
             raise DataError(self._damaged()) from error
 

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,28 +37,34 @@ def build_coco_gt(dataset: CocoDataset, annotations: bool = True) -> COCO:
 
 
 def read_coco_gt(
-    source: COCO | Path | str | Mapping[str, Any],
+    source: COCO | CocoDataset | Path | str | dict[str, Any],
     kinds: Sequence[str] = ("bbox",),
     skip_bad: bool = False,
 ) -> COCO:
-    """Return the ground truth in a COCO annotation file, or in its content.
+    """Return the ground truth in a COCO annotation file, in its content, or in a dataset.
 
     Entries are read and judged like those of datasets. The names of files and categories may be
     missing, and without "segm" also the sizes of images.
 
     Args:
-        source: a file, its content, or a COCO object with the content.
+        source: a file, its content, a COCO object with the content, or a dataset.
         kinds: the IoU types to measure; "segm" and "keypoints" need masks and keypoints.
         skip_bad: ignore unusable annotations instead of raising an error.
+
+    Returns:
+        pycocotools' object. Its annotations have image_id, category_id, bbox, area, iscrowd, and
+        the segmentation and keypoints that `kinds` need, all valid.
 
     Raises:
         DataError: the file cannot be read, or has an unusable annotation.
     """
-    if isinstance(source, COCO):
-        source = source.dataset
-    name = str(source) if isinstance(source, Path | str) else "the ground truth"
-    is_file = isinstance(source, Path | str)
-    read = partial(open_table, Path(source)) if is_file else partial(table_of, source, name)  # type: ignore[arg-type]
+    if isinstance(source, CocoDataset):
+        return build_coco_gt(source)
+    if isinstance(source, Path | str):
+        name, read = str(source), partial(open_table, Path(source))
+    else:
+        name = "the ground truth"
+        read = partial(table_of, source.dataset if isinstance(source, COCO) else source, name)
     options = DatasetOptions(
         masks="segm" in kinds, keypoints="keypoints" in kinds, skip_bad=skip_bad, check_images=False
     )
@@ -86,7 +92,7 @@ def _coco(
 ) -> COCO:
     """Return a COCO object with the images `numbers`.
 
-    Annotations have what the IoU types `kinds` need, or with "all" also every field of the file.
+    Annotations have every field of the file, unless the IoU type "bbox" is the only one of `kinds`.
     """
     content = {"info": {}, "licenses": [], **table.content, "annotations": []}
     content["images"] = table.images(numbers)
@@ -118,19 +124,16 @@ def _annotations(
     is_region = selection.regions(flags)
     used = np.flatnonzero(chosen[owners] & (selection.objects(flags) | is_region))
     used = used[np.lexsort((used, is_region[used], owners[used]))]
-    rows = table.rows(used) if "all" in kinds else _boxes(table, used)
-    if {"segm", "keypoints"} & {*kinds}:
-        for row, shape in zip(rows, table.shapes(used), strict=True):
-            row |= shape
+    only_boxes = {*kinds} == {"bbox"}
+    rows = _boxes(table, used) if only_boxes else table.rows(used)
     points, annotated = len(table.keypoint_names), list[dict[str, Any]]()
     free_id = max((row["id"] for row in rows), default=0) + 1
     columns = (flags[used], is_region[used], table.column("labeled")[used])
     for row, flag, region, labeled in zip(
         rows, *(column.tolist() for column in columns), strict=True
     ):
-        row["iscrowd"] = int(region)
-        row["id"] = row["id"] or free_id
-        if selection.keypoints:
+        row |= {"iscrowd": int(region), "id": row["id"] or free_id}
+        if points and not only_boxes:
             if flag & Flag.BAD_KEYPOINTS:
                 row |= {"keypoints": None, "num_keypoints": 0}
             row["keypoints"] = row.get("keypoints") or [0] * 3 * points

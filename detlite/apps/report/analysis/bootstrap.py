@@ -19,10 +19,10 @@ from detlite.evaluation.engine import (
     IGNORED,
     RECALL_THRESHOLDS,
     TRUE_POSITIVE,
-    numbers_of,
     read_outcomes,
 )
 from detlite.evaluation.results import Results
+from detlite.evaluation.truth import numbers_of
 
 Interval = tuple[float, float]
 

@@ -10,8 +10,8 @@ import numpy as np
 from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
-from detlite.evaluation.engine import numbers_of
 from detlite.evaluation.results import Results
+from detlite.evaluation.truth import numbers_of
 
 FOREGROUND_IOU = 0.5  # lowest IoU of a detection and its object
 
@@ -44,7 +44,7 @@ class CrossCategoryMatches:
         self.rows = sorted(truth.dataset["annotations"], key=lambda row: numbers[row["image_id"]])
         labels = [(numbers[row["image_id"]], categories[row["category_id"]]) for row in self.rows]
         self.object_images, self.object_categories = np.array(labels, np.int64).reshape(-1, 2).T
-        self.crowd = np.array([row.get("iscrowd") or 0 for row in self.rows], bool)
+        self.crowd = np.array([row["iscrowd"] for row in self.rows], bool)
         images = np.searchsorted(self.image_ids, results.image_ids)
         scores = results.scores.astype(np.float64)
         order = np.lexsort((-scores, images))
