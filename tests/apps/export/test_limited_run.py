@@ -1,44 +1,69 @@
 """Small files that need much memory or never end are refused before this process runs them."""
 
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from detlite.apps.export import limited_run
+from detlite.apps.export.exported_detector import read_exported
 from detlite.apps.export.limited_run import run_limited
 from detlite.apps.export.onnx import onnx_run
 from detlite.apps.export.openvino import to_bytes
 from detlite.errors import CheckpointError
 
+HEADER = """
+<ir_version: 9, opset_import: ["": 18, "own": 1], metadata_props: ["detlite": "{}"]>
+graph (float[1] pixels) => (float[1] out) {
+"""
+# A constant of SIZE floats.
+GRAPH = f"""{HEADER}
+    shape = Constant <value: tensor = int64[1] {{SIZE}}> ()
+    big = ConstantOfShape <value: tensor = float[1] {{1.0}}> (shape)
+    highest = ReduceMax <keepdims: int = 0> (big)
+    out = Add (pixels, highest)
+}}
+"""
+# A function that calls another one twice, and so on, 40 deep, would run a node 2^40 times.
+FUNCTION = """
+<domain: "own", opset_import: ["": 18]>
+twice (a) => (c) { b = Identity(a) c = Identity(b) }
+"""
+LOOP = """
+    n = Constant <value: tensor = int64 {4611686018427387904}> ()
+    yes = Constant <value: tensor = bool {1}> ()
+    out = Loop (n, yes, pixels) <body = body (int64 i, bool go, float[1] x) =>
+        (bool next, float[1] y) { next = Identity(go) y = Identity(x) }>
+"""
+BRANCH = f"""
+    c = Constant <value: tensor = bool {{1}}> ()
+    out = If (c) <then_branch = one () => (float[1] out) {{ {LOOP} }},
+                  else_branch = other () => (float[1] out) {{ {LOOP} }}>
+"""
 
-def write_onnx_file(path: Path, size: int, functions: Sequence[Any] = ()) -> None:
-    """Write a graph of a constant of `size` floats."""
+
+def write_onnx_file(path: Path, size: int = 1, text: str = GRAPH) -> None:
     onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
-    helper, types = onnx.helper, onnx.TensorProto
-    one, shape = (
-        helper.make_tensor("one", types.FLOAT, [1], [1.0]),
-        helper.make_tensor("shape", types.INT64, [1], [size]),
-    )
-    nodes = [
-        helper.make_node("ConstantOfShape", ["shape"], ["big"], value=one),
-        helper.make_node("ReduceMax", ["big"], ["highest"], keepdims=0),
-        helper.make_node("Add", ["pixels", "highest"], ["out"]),
-    ]
-    values = (helper.make_tensor_value_info(n, types.FLOAT, [1]) for n in ("pixels", "out"))
-    graph = helper.make_graph(nodes, "graph", *([value] for value in values), [shape])
-    opset = [helper.make_opsetid("", 18)]
-    model = helper.make_model(graph, opset_imports=opset, ir_version=9, functions=functions)
-    helper.set_model_props(model, {"detlite": "{}"})
-    onnx.save(model, path)
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    onnx.save(onnx.parser.parse_model(text.replace("SIZE", str(size))), path)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (GRAPH + FUNCTION, "function twice"),
+        *((f"{HEADER}{body}}}", "Loop") for body in (LOOP, BRANCH)),
+    ],
+)
+def test_loops_and_functions_of_an_onnx_file(tmp_path, text, found):
+    write_onnx_file(tmp_path / "a.onnx", text=text)
+    with pytest.raises(CheckpointError, match=rf"contains loops or functions \({found}\)"):
+        read_exported(tmp_path / "a.onnx")
 
 
 def test_constants_of_an_onnx_file(tmp_path):
-    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     write_onnx_file(tmp_path / "small.onnx", 2**10)
     metadata, run = onnx_run(tmp_path / "small.onnx")
     assert metadata == "{}"
@@ -46,18 +71,6 @@ def test_constants_of_an_onnx_file(tmp_path):
     write_onnx_file(tmp_path / "large.onnx", 2**29)
     with pytest.raises(CheckpointError, match=r"large\.onnx: cannot be run with 2\.0 GB"):
         onnx_run(tmp_path / "large.onnx")[1](torch.ones(1))
-
-
-def test_functions_of_an_onnx_file(tmp_path):
-    """A function that calls another one twice, and so on, 40 deep, runs a node 2^40 times."""
-    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
-    nodes = [onnx.helper.make_node("Identity", [x], [y]) for x, y in (("a", "b"), ("b", "c"))]
-    opset = [onnx.helper.make_opsetid("", 18)]
-    twice = onnx.helper.make_function("own", "twice", ["a"], ["c"], nodes, opset)
-    write_onnx_file(tmp_path / "a.onnx", 1, [twice])
-    with pytest.raises(CheckpointError, match=r"loops or functions \(function twice\)"):
-        onnx_run(tmp_path / "a.onnx")
 
 
 def test_constants_of_an_openvino_file(tmp_path):
@@ -78,8 +91,7 @@ def test_constants_of_an_openvino_file(tmp_path):
 
 @pytest.mark.skipif("sys.platform == 'win32'", reason="Windows has no such limits")
 def test_time(tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    write_onnx_file(tmp_path / "a.onnx", 1)
+    write_onnx_file(tmp_path / "a.onnx")
     monkeypatch.setattr(
         limited_run, "_CODE", "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n"
         "while True: pass",

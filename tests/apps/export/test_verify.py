@@ -71,22 +71,20 @@ def test_union_and_limits():
     assert not Difference(unmatched=1).within(1, 1, 1)
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(2, 2), (3, 3), (4, 3), (9, 5)])
-def test_number_of_images(tiny_config, tmp_path, limit, expected):
-    for number in range(5):
-        Image.new("RGB", (40, 40)).save(tmp_path / f"{number}.png")
-    cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "INPUT.MAX_SIZE_TEST", 100)
-    images = images_to_compare(cfg, build_model(cfg), tmp_path, limit)
-    assert len(images) == expected + 3  # a blank one, and two other sizes
-
-
-def test_images_need_only_the_padding_of_the_model(tiny_config, tmp_path):
+@pytest.mark.parametrize(
+    ("channels", "images", "limit", "count"),
+    [(5, 0, 9, 4), (3, 1, 9, 1), (3, 5, 2, 2), (3, 5, 3, 3), (3, 5, 4, 3), (3, 5, 9, 5)],
+)
+def test_compared_images(tiny_config, tmp_path, channels, images, limit, count):
     """Programs pad small images to `min_image_side`, which changes their detections."""
-    Image.new("L", (400, 20)).save(tmp_path / "long.png")
-    five = ["INPUT.PIXEL_MEAN", [0.5] * 5, "INPUT.PIXEL_STD", [0.2] * 5]
-    for channels, folder in ((five, None), ([], tmp_path)):
-        cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "INPUT.MAX_SIZE_TEST", 100, *channels)
-        model = build_model(cfg)
-        images = images_to_compare(cfg, model, folder, 20)
-        assert {len(image) for image in images} == {model.channels}
-        assert all(min(x.shape[1:]) >= model.backbone.min_image_side for x in images)
+    for number in range(images):
+        Image.new("L", (400, 20)).save(tmp_path / f"{number}.png")
+    cfg = tiny_config(
+        "INPUT.MIN_SIZE_TEST", 64, "INPUT.MAX_SIZE_TEST", 100,
+        "INPUT.PIXEL_MEAN", [0.5] * channels, "INPUT.PIXEL_STD", [0.2] * channels,
+    )  # fmt: skip
+    model = build_model(cfg)
+    compared = images_to_compare(cfg, model, tmp_path if images else None, limit)
+    assert len(compared) == count + 3  # a blank one, and two other sizes
+    assert {len(image) for image in compared} == {channels}
+    assert all(min(x.shape[1:]) >= model.backbone.min_image_side for x in compared)
