@@ -65,17 +65,14 @@ def test_mask_rcnn(tiny_config, caplog, c4, agnostic):
     assert message in caplog.text
 
 
-@pytest.mark.parametrize("cascade", [False, True])
-def test_class_agnostic_boxes_of_a_single_class(tiny_config, cascade):
+def test_class_agnostic_boxes_of_a_single_class(tiny_config):
     """The number of rows equals that of a model with boxes for each class."""
-    opts = ["MODEL.CLS_AGNOSTIC_BBOX_REG", True]
-    if cascade:
-        opts += ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7)]
+    opts = "MODEL.CLS_AGNOSTIC_BBOX_REG", True, "MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7)
     sets = ([{"id": 1, "name": "cell"}], [{"id": 1, "name": "nucleus"}])
     source, target = two_models(tiny_config, *opts, sets=sets)
     before, after, state = load(source, target, sets[0])
     boxes = [name for name in after if name.endswith("predictor.bbox_pred.weight")]
-    assert len(boxes) == (3 if cascade else 1)
+    assert len(boxes) == 3
     for name in boxes:
         assert len(after[name]) == 8
         assert torch.equal(after[name], state[name])

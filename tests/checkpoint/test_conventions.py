@@ -35,32 +35,6 @@ def _write(path: Path, cfg: CfgNode, convention: str | None = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "convention"),
-    [
-        ("torchvision, RetinaNet", "torchvision"),
-        ("detectron2, FPN", "detectron2"),
-        ("maskrcnn-benchmark, FPN", "maskrcnn-benchmark"),
-        ("caffe2, FPN", "maskrcnn-benchmark"),
-        ("caffe2, classifier", ""),
-    ],
-)
-def test_convention_of_the_framework(name, convention, saved):
-    original = load_config(None, ["MODEL.WEIGHT", str(saved(state_dict(name)))])
-    cfg, checkpoint = read_weights(original)
-    assert checkpoint.convention == cfg.MODEL.CONVENTION == convention
-    if convention:
-        assert yaml.safe_load(checkpoint.config)["MODEL.CONVENTION"] == convention
-    else:
-        assert checkpoint.backbone_only
-        assert cfg == original
-
-
-def test_no_weights():
-    cfg = load_config()
-    assert read_weights(cfg) == (cfg, None)
-
-
 def test_config_file_has_the_convention_of_the_weights(weights, tmp_path):
     cfg, _ = build_model_from_checkpoint(weights, ["MODEL.DEVICE", "cpu"])
     for convention in (None, "", "maskrcnn-benchmark"):

@@ -41,18 +41,6 @@ def test_only_the_backbone_is_loaded(tiny_config, tmp_path, name, ending, freeze
         assert torch.equal(value, expected), path
 
 
-def test_checkpoint_of_a_detector(tiny_config, saved):
-    model, other = detector(tiny_config), detector(tiny_config)
-    load_weights(other, read_checkpoint(saved({"model": model.state_dict()})))
-    assert_equal(other.state_dict(), model.state_dict())
-
-
-def test_weights_of_another_model(tiny_config, saved):
-    checkpoint = read_checkpoint(saved(timm.create_model("test_resnet").state_dict()))
-    with pytest.raises(CheckpointError, match=r"missing in the file +backbone\.body\.net\.stages"):
-        load_weights(detector(tiny_config), checkpoint)
-
-
 @pytest.mark.parametrize("source", [None, "timm"])
 def test_resnets_fit_both_kinds_of_backbone(saved, source):
     checkpoint = read_checkpoint(saved(timm.create_model("resnet18").state_dict()), source)

@@ -41,6 +41,7 @@ def test_rcnn(name, built):
     assert recognize(unwrap({"model": state}).state) == source
     cfg, model = built({"model": state, "iteration": 7})
     assert FILES[name] == cfg.MODEL.BACKBONE.CONV_BODY
+    assert source.replace("caffe2", "maskrcnn-benchmark") == cfg.MODEL.CONVENTION
     assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == CLASSES
     assert (source != "caffe2" or "C4" in name) == cfg.MODEL.MASK_ON
     assert ("keypoints" in name) == cfg.MODEL.KEYPOINT_ON
@@ -74,6 +75,7 @@ def test_retinanet(source, built):
     assert recognize(unwrap(state).state) == source
     cfg, model = built({"model": state})
     assert cfg.MODEL.BACKBONE.CONV_BODY == "R-50-FPN-RETINANET"
+    assert source == cfg.MODEL.CONVENTION
     assert (source != "torchvision") == cfg.MODEL.RETINANET.USE_C5
     assert cfg.MODEL.RETINANET.NUM_CLASSES == CLASSES
     assert cfg.MODEL.RETINANET.NUM_CONVS == 4

@@ -169,20 +169,6 @@ def test_checkpoints_contain_config_and_categories(train_toy, caplog):
     assert checkpoint.categories == [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
 
 
-def test_averaged_weights_are_saved_with_the_final_checkpoint(train_toy):
-    cfg, metrics = train_toy("SOLVER.EMA_DECAY", 0.5)
-    assert list(metrics) == ["val", "val average"]
-    output = Path(cfg.OUTPUT_DIR)
-    assert (output / "average" / "evaluation.json").exists()
-    final = newest_checkpoint(output)
-    average = read_checkpoint(output / "model_final_average.pth").model
-    assert final.path.name == "model_final.pth"
-    assert torch.equal(
-        average["body.weight"], final.training["hooks"]["ModelEMA"]["values"]["body.weight"]
-    )
-    assert not torch.equal(average["body.weight"], final.model["body.weight"])
-
-
 def test_ema_that_is_enabled_on_resume_starts_from_the_weights(train_toy):
     cfg, _ = train_toy()
     train_toy("SOLVER.EMA_DECAY", 0.5, resume=True)

@@ -109,12 +109,6 @@ def test_a_hook_ends_a_run(train_toy):
     assert read_checkpoint(final).training["iteration"] == 9
 
 
-def test_a_hook_that_ends_a_run_before_its_first_step(train_toy):
-    cfg, metrics = train_toy(hooks=[Recorder(stop_at=0)])
-    assert read_final(cfg.OUTPUT_DIR).training["iteration"] == 0
-    assert list(metrics) == ["val"]
-
-
 def test_hooks_are_registered_by_name(train_toy, monkeypatch):
     monkeypatch.setattr(HOOKS, "_builders", dict(HOOKS._builders))
     built = []

@@ -118,17 +118,12 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize(
     ("solver", "max_iter"),
-    [
-        ({"MAX_ITER": 7}, 7),
-        ({"MAX_ITER": None, "MAX_EPOCHS": 2}, 5),
-        ({"MAX_ITER": None, "MAX_EPOCHS": 0.5}, 2),
-        ({"MAX_ITER": None, "MAX_MINUTES": 2}, None),
-    ],
+    [({}, 12), ({"MAX_EPOCHS": 2}, 5), ({"MAX_EPOCHS": 0.5}, 2), ({"MAX_MINUTES": 2}, None)],
 )
 def test_lengths(solver, max_iter):
-    length = make(**solver)
+    length = make(MAX_ITER=None if solver else 12, **solver)
     assert length.max_iter == max_iter
-    assert length.shortens_warmup == (solver["MAX_ITER"] is None)
+    assert length.shortens_warmup == bool(solver)
     if max_iter:
         assert str(length) == f"{max_iter} iterations"
         assert [length.fraction(done) for done in (0, max_iter)] == [0, 1]

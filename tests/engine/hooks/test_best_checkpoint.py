@@ -16,7 +16,7 @@ from detlite.engine.hooks import Hook
 from detlite.engine.hooks.best_checkpoint import BestCheckpoint, store_score_threshold
 from detlite.engine.hooks.ema import ModelEMA
 from detlite.evaluation import MetricValue
-from tests.engine.toy import read_metrics
+from tests.engine.toy import assert_equal, read_metrics
 
 LOW = partial(MetricValue, lower_is_better=True)
 
@@ -98,12 +98,16 @@ def test_metrics_of_hooks_are_written_and_can_be_the_best(train_toy):
 
 
 def test_the_best_averaged_weights_are_kept_as_weights(train_toy):
-    cfg, _ = train_toy("SOLVER.EMA_DECAY", 0.5, "SOLVER.BEST_METRIC", "val average/bbox/AP")
+    opts = ["SOLVER.EMA_DECAY", 0.5, "SOLVER.BEST_METRIC", "val average/bbox/AP"]
+    cfg, metrics = train_toy(*opts)
+    assert list(metrics) == ["val", "val average"]
     folder = Path(cfg.OUTPUT_DIR)
-    best = read_checkpoint(folder / "model_best.pth")
+    assert (folder / "average" / "evaluation.json").exists()
+    best, final = (read_checkpoint(folder / f"model_{name}.pth") for name in ("best", "final"))
     average = read_checkpoint(folder / "model_final_average.pth").model
-    assert best.model.keys() == average.keys()
-    assert all(torch.equal(best.model[name], average[name]) for name in average)
+    assert_equal(best.model, average)
+    assert_equal(final.training["hooks"]["ModelEMA"]["values"], average)
+    assert not torch.equal(final.model["body.weight"], average["body.weight"])
     assert not best.training
     assert best.categories
 
