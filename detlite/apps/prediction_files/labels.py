@@ -54,7 +54,7 @@ class _LabelFiles(PredictionWriter):
         parts = [("polygon", name, polygon) for polygon in _outlines(row)]
         parts = parts or [("rectangle", name, _box(row)[::2])]
         points = np.reshape(row.get("keypoints", ()), (-1, 1, 3))[..., :2]
-        points += self.model.keypoint_center
+        points = points + self.model.keypoint_center
         others = (f"keypoint {k + 1}" for k in range(len(self.points), len(points)))
         labels = (*self.points, *others)
         return parts + [("point", *point) for point in zip(labels, points, strict=False)]
@@ -77,12 +77,8 @@ class CocoLabels(_LabelFiles):
             {**{key: entry["image"][key] for key in kept}, "file_name": entry["image"]["copy"]}
             for entry in entries
         )
-        with atomic_open(self.folder / "annotations.json") as stream:
-            stream.write('{"annotations": ')
-            write_list(stream, (self._annotation(row, n) for n, row in enumerate(rows, start=1)))
-            stream.write(', "images": ')
-            write_list(stream, images)
-            stream.write(f', "categories": {json.dumps(list(self.model.categories))}}}\n')
+        annotations = (self._annotation(row, number) for number, row in enumerate(rows, start=1))
+        self.write_coco("annotations.json", annotations, images)
 
     def _annotation(self, row: Entry, number: int) -> Entry:
         mask = row.get("segmentation")

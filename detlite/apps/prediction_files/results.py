@@ -37,10 +37,7 @@ class _Results(PredictionWriter):
     """Writes images.json, for `COCO("images.json").loadRes("results.json")`."""
 
     def write(self, entries: Iterable[Entry]) -> None:
-        with atomic_open(self.folder / "images.json") as stream:
-            stream.write('{"info": {}, "annotations": [], "images": ')
-            write_list(stream, (entry["image"] for entry in entries))
-            stream.write(f', "categories": {json.dumps(list(self.model.categories))}}}\n')
+        self.write_coco("images.json", (), (entry["image"] for entry in entries))
 
 
 @FORMATS.register("results")

@@ -15,6 +15,7 @@ from typing import IO, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
+from detlite.files.atomic_write import atomic_open
 from detlite.inference.inputs import is_any_url
 from detlite.registry import Registry
 from detlite.structures.object_fields import own_values
@@ -92,6 +93,15 @@ class PredictionWriter(ABC):
     @abstractmethod
     def write(self, entries: Iterable[Entry]) -> None:
         """Write the entries of the images that could be read, which can be iterated repeatedly."""
+
+    def write_coco(self, name: str, annotations: Iterable[Entry], images: Iterable[Entry]) -> None:
+        """Write a COCO file with the categories of the model."""
+        with atomic_open(self.folder / name) as stream:
+            stream.write('{"info": {}, "annotations": ')
+            write_list(stream, annotations)
+            stream.write(', "images": ')
+            write_list(stream, images)
+            stream.write(f', "categories": {json.dumps(list(self.model.categories))}}}\n')
 
     def objects(self, entry: Entry) -> Iterator[Entry]:
         """Yield the objects without the background; log the own fields that the files lack."""
