@@ -7,7 +7,7 @@ pixels. A line with an empty box says that an image has no objects.
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from detlite.data.annotations.ids import parse_number
@@ -24,12 +24,8 @@ _COLUMNS = {
     "xmin": ("xmin", "x1"), "ymin": ("ymin", "y1"), "xmax": ("xmax", "x2"), "ymax": ("ymax", "y2"),
     "bbox": ("bbox",), "x": ("x",), "y": ("y",), "width": ("width", "w"), "height": ("height", "h"),
 }  # fmt: skip
-# The columns of a box, and True if they are two corners.
-_BOXES = (
-    (("xmin", "ymin", "xmax", "ymax"), True),
-    (("bbox",), False),
-    (("x", "y", "width", "height"), False),
-)
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_BOXES = (_CORNERS, ("bbox",), ("x", "y", "width", "height"))  # columns of a box
 _EMPTY = {"", "nan", "none", "null"}
 
 
@@ -44,7 +40,7 @@ def csv_labels(file: Path, _: FileTree, __: Conversion) -> Iterator[ImageLabels]
     columns = _columns(lines)
     if not columns:
         return
-    keys, are_corners = next(kind for kind in _BOXES if columns.keys() >= {*kind[0]})
+    keys = next(keys for keys in _BOXES if columns.keys() >= {*keys})
     split = SPLITS.get(re.split(r"[\W\d_]+", file.stem.lower())[0])  # of train_labels.csv
     labels: dict[str, ImageLabels] = {}
     reader = csv.reader(lines[1:], delimiter=_delimiter(lines))
@@ -53,17 +49,23 @@ def csv_labels(file: Path, _: FileTree, __: Conversion) -> Iterator[ImageLabels]
             if not any(cells):
                 continue
             row = {key: cells[n].strip() if n < len(cells) else "" for key, n in columns.items()}
-            size = (row.get("height"), row.get("width")) if are_corners else (0, 0)
+            size = (row.get("height"), row.get("width")) if keys == _CORNERS else (0, 0)
             image = ImageLabels(row["image"], size=size, split=split)
             image = labels.setdefault(row["image"], image)
+            texts = [row[key] for key in keys]
+            if {text.lower() for text in texts} <= _EMPTY:
+                continue
             shape = Shape(row.get("category", "object"), polygon=False)
             shape.where = f", line {reader.line_num + 1}"
-            try:
-                shape.corners = _corners(row, keys, are_corners)
-            except ValueError as error:
-                shape.problem = str(error)
-            if shape.corners or shape.problem:
-                image.shapes.append(shape)
+            if keys == ("bbox",):
+                texts = texts[0].strip("[]()").replace(",", " ").split()
+            values = [value for value in map(parse_number, texts) if value is not None]
+            if len(values) != 4 or len(texts) != 4:
+                shape.problem = f"its box is {short_repr(texts)}, not four numbers"
+            else:
+                x, y, *far = values
+                shape.corners = values if keys == _CORNERS else (x, y, x + far[0], y + far[1])
+            image.shapes.append(shape)
     except csv.Error as error:
         raise DataError(f"{file}, line {reader.line_num + 1}: {error}") from error
     yield from labels.values()
@@ -78,24 +80,10 @@ def _columns(lines: list[str]) -> dict[str, int]:
         for key, known in _COLUMNS.items()
         if {*known} & {*names}
     }
-    is_known = "image" in found and any(found.keys() >= {*keys} for keys, _ in _BOXES)
+    is_known = "image" in found and any(found.keys() >= {*keys} for keys in _BOXES)
     return found if is_known else {}
 
 
 def _delimiter(lines: list[str]) -> str:
     header = lines[0] if lines else ""
     return max(",;\t", key=header.count)
-
-
-def _corners(row: Mapping[str, str], keys: tuple[str, ...], are_corners: bool) -> list[float]:
-    """Return the corners of a box; [] if it is empty. Raises ValueError if it is not a box."""
-    texts = [row[key] for key in keys]
-    if {text.lower() for text in texts} <= _EMPTY:
-        return []
-    if len(texts) == 1:
-        texts = texts[0].strip("[]()").replace(",", " ").split()
-    values = [value for value in map(parse_number, texts) if value is not None]
-    if len(values) != 4 or len(texts) != 4:
-        raise ValueError(f"its box is {short_repr(texts)}, not four numbers")
-    x1, y1, x2, y2 = values
-    return values if are_corners else [x1, y1, x1 + x2, y1 + y2]

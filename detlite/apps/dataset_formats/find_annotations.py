@@ -63,21 +63,8 @@ class Source:
     images: Path
 
 
-@dataclass(frozen=True)
-class _Split:
-    """A COCO file or the content of one, and the folder that its file names are relative to."""
-
-    coco: Path | dict[str, Any]
-    images: Path
-
-    @property
-    def categories(self) -> list[dict[str, Any]]:
-        content = open_table(self.coco).content if isinstance(self.coco, Path) else self.coco
-        return list(content["categories"])
-
-    @property
-    def content(self) -> dict[str, Any]:
-        return open_table(self.coco).full_content() if isinstance(self.coco, Path) else self.coco
+# A COCO file or the content of one, and the folder that its file names are relative to.
+_Split = tuple[Path | dict[str, Any], Path]
 
 
 def find_sets(
@@ -133,16 +120,16 @@ def find_sets(
     output = (folder or (data if data.is_dir() else data.parent) / OUTPUT_FOLDER).absolute()
     prefix = ("" if data.is_dir() else f"{data.stem}_") + "single_class_" * single_class
     sources, written = {}, []
-    for name, split in splits.items():
-        file = split.coco if isinstance(split.coco, Path) else output / f"{prefix}{name}.json"
-        if file != split.coco:
+    for name, (coco, image_folder) in splits.items():
+        file = coco if isinstance(coco, Path) else output / f"{prefix}{name}.json"
+        if not isinstance(coco, Path):
             try:
-                write_json(file, split.content)
+                write_json(file, coco)
             except DataError as error:
                 hint = f"; choose another folder: `detlite init --data {data} --annotations FOLDER`"
                 raise DataError(f"{error}{'' if folder else hint}") from error
             written.append(str(file))
-        sources[name] = Source(file, split.images.absolute())
+        sources[name] = Source(file, image_folder.absolute())
     return sources, summary + (f"; written: {', '.join(written)}" if written else "")
 
 
@@ -187,13 +174,6 @@ def read_folder(
     raise DataError(describe_unknown(tree))
 
 
-def _listed_names(tree: FileTree) -> list[str]:
-    """Return the categories in labels.txt of LabelMe, if any."""
-    file = tree.root / "labels.txt"
-    lines = map(str.strip, read_lines(file)) if file in tree.files else ()
-    return [name for name in dict.fromkeys(lines) if name and name not in NO_OBJECTS]
-
-
 def _by_split(
     dataset: LabeledDataset, conversion: Conversion, tree: FileTree
 ) -> dict[str, LabeledDataset]:
@@ -215,15 +195,16 @@ def _by_split(
     findings = conversion.finish()
     if parts["val"]:
         findings = findings.before_split()
-    for split, (what, text) in _UNUSED.items():
+    for split, kind in _UNUSED.items():
         if unused := parts.pop(split):
-            kind = Finding(what, text, len(unused), "image", str(next(iter(unused))))
-            findings = Findings([*findings, kind])
+            findings.add(*kind, str(next(iter(unused))), "image", len(unused))
     objects = [obj for image in dataset.images for obj in image.objects]
     found = {obj.category for obj in objects if obj.category and not obj.ignored}
     names = dataset.categories
-    if not names:
-        listed = _listed_names(tree)
+    if not names:  # labels.txt of LabelMe may list them
+        file = tree.root / "labels.txt"
+        lines = map(str.strip, read_lines(file)) if file in tree.files else ()
+        listed = [name for name in dict.fromkeys(lines) if name and name not in NO_OBJECTS]
         names = listed if found <= {*listed} else sorted(found)
     points = dataset.keypoints or list(
         dict.fromkeys(key for obj in objects for key in obj.keypoints)
@@ -243,52 +224,54 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
         names = ", ".join(map(str, unused))
         hint = f" without {names} (use them with --data or `detlite init --val`)" if names else ""
         return f"COCO json{hint}", {
-            name: _Split(*read_coco(file, images, conversion.upright))
-            for name, file in files.items()
+            name: read_coco(file, images, conversion.upright) for name, file in files.items()
         }
     format, datasets = read_folder(data, conversion, images)
-    return format, {
-        name: _Split(to_coco(dataset), dataset.image_folder) for name, dataset in datasets.items()
-    }
+    return format, {name: (to_coco(one), one.image_folder) for name, one in datasets.items()}
+
+
+def _content(coco: Path | dict[str, Any]) -> dict[str, Any]:
+    return open_table(coco).full_content() if isinstance(coco, Path) else coco
 
 
 def _split(
     train: _Split, data: Path, group_by: str | None, upright: bool
 ) -> tuple[dict[str, _Split], str]:
     """Split a dataset into "train" and, if two groups of images have objects, "val"; say how."""
-    content, within = train.content, ""
-    if isinstance(train.coco, dict):
-        within = Path(os.path.relpath(train.images, data)).as_posix()
+    coco, folder = train
+    content, is_made = _content(coco), isinstance(coco, dict)
+    within = Path(os.path.relpath(folder, data)).as_posix() if is_made else ""
     rows = content["images"]
-    files = [train.images / row["file_name"] for row in rows]
+    files = [folder / row["file_name"] for row in rows]
     options = measure_values(spread(files), ImageOptions(exif_orientation=upright)).options
     groups = group_images(rows, read_fingerprints(files, options), group_by)
     contents = split_content(content, within, groups.labels)
     if len(contents) == 1:
         few = "only one image, or group of images, has objects"
         return {"train": train}, f"{few}, so there is no evaluation; {groups}"
-    return {name: _Split(part, train.images) for name, part in contents.items()}, (
+    return {name: (part, folder) for name, part in contents.items()}, (
         f"{len(contents['val']['images'])} of {len(rows)} images, chosen by a hash of their names, "
         f"are used for evaluation and not for training; {groups}"
     )
 
 
 def _with_one_category(split: _Split) -> _Split:
-    content = split.content
+    content = _content(split[0])
     known = {row["id"] for row in content["categories"]}
     merged = {key: value for row in content["categories"] for key, value in row.items()}
     content["categories"] = [{**merged, "id": 1, "name": "object"}]
     for row in content["annotations"]:
         row["category_id"] = 1 if row.get("category_id") in known else None  # reported as unknown
-    return replace(split, coco=content)
+    return content, split[1]
 
 
 def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Split]:
     """Match the categories of all splits by name; categories that "train" lacks come last."""
-    lists = [sorted(split.categories, key=lambda row: row["id"]) for split in splits.values()]
-    if len(lists) < 2 or {(row["id"], row["name"]) for row in lists[0]} == {
-        (row["id"], row["name"]) for row in lists[1]
-    }:
+    heads = [open_table(coco).content if isinstance(coco, Path) else coco
+             for coco, _ in splits.values()]  # fmt: skip
+    lists = [sorted(head["categories"], key=lambda row: row["id"]) for head in heads]
+    pairs = [[(row["id"], row["name"]) for row in rows] for rows in lists]
+    if pairs[:-1] == pairs[1:]:
         return splits
     train, val = lists
     match = CategoryMatch(train, val, ("the training set", "val"))
@@ -299,7 +282,7 @@ def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Spl
     ids = {row["id"]: train[number]["id"] for row, number in matched if number is not None}
     ids |= {row["id"]: n for n, row in enumerate(extra, max(row["id"] for row in train) + 1)}
     train = [*train, *({**row, "id": ids[row["id"]]} for row in extra)]
-    contents = {name: split.content for name, split in splits.items()}
+    contents = {name: _content(coco) for name, (coco, _) in splits.items()}
     for row in contents["val"]["annotations"]:
         row["category_id"] = ids.get(row.get("category_id"), row.get("category_id"))
     text = "They are matched by name. A category that is only in val is not trained."
@@ -308,4 +291,4 @@ def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Spl
     for content in contents.values():
         found = [*Findings.from_json(content.get("findings")), finding]
         content |= {"categories": train, "findings": Findings(found).to_json()}
-    return {name: replace(splits[name], coco=content) for name, content in contents.items()}
+    return {name: (content, splits[name][1]) for name, content in contents.items()}

@@ -112,13 +112,8 @@ def label_pieces(values: np.ndarray) -> np.ndarray:
         for shift in (-1, 0, 1)
     ]  # fmt: skip
     lower, upper = np.concatenate(pairs, axis=1)
-    new = np.ones(len(lower), bool)  # runs touch at many pixels
-    new[1:] = (lower[1:] != lower[:-1]) | (upper[1:] != upper[:-1])
-    same = new & (run_values[lower] == run_values[upper])
-    lower, upper = lower[same], upper[same]
+    same = (run_values[lower] == run_values[upper]) & (run_values[lower] != 0)
     roots = np.arange(len(starts))
-    connect(roots, lower, upper)
-    numbers = np.zeros(len(starts), np.int64)
-    used = run_values != 0
-    numbers[used] = np.unique(roots[used], return_inverse=True)[1] + 1
-    return numbers[run_of]
+    connect(roots, lower[same], upper[same])
+    numbers = np.unique(np.where(run_values == 0, -1, roots), return_inverse=True)[1]
+    return numbers[run_of] + (run_values != 0).all()

@@ -90,7 +90,6 @@ class Conversion:
         upright: labels belong to images whose EXIF orientation is applied.
         findings: what the user should know.
         bad: the distinct problems of bad labels.
-        skipped: what happens to bad labels with `skip_bad`.
         objects: number of valid objects.
     """
 
@@ -99,7 +98,6 @@ class Conversion:
     upright: bool = True
     findings: Findings = field(default_factory=Findings)
     bad: dict[str, None] = field(default_factory=dict)
-    skipped: Findings = field(default_factory=Findings)
     objects: int = 0
 
     @contextmanager
@@ -113,7 +111,7 @@ class Conversion:
     def add_bad(self, problem: str, effect: str) -> None:
         """Record the problem of a bad label, and what happens to it with `skip_bad`."""
         self.bad[problem] = None
-        self.skipped.add("bad labels", effect, problem, "label")
+        self.findings.add("bad labels", effect, problem, "label")
 
     def finish(self) -> Findings:
         """Return the findings.
@@ -136,7 +134,7 @@ class Conversion:
                     "like this one. If the images were resized after labeling, use the original "
                     "ones"
                 )
-        return Findings([*self.findings, *self.skipped])
+        return self.findings
 
 
 def to_coco(dataset: LabeledDataset) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from .labeled_dataset import (
     LabeledImage,
     LabeledObject,
 )
-from .shapes import object_from_bitmap
+from .shapes import Shape, to_objects
 
 MODES = {
     "instances": "each value is an object",
@@ -114,7 +114,10 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     for image, files in masks.items():
         with conversion.collect():
             size = image_size(image, conversion.upright)
-            objects = [obj for mask in files for obj in reader.read(mask, size)]
+            objects: list[LabeledObject] = []
+            for mask in files:
+                shapes = reader.read(mask, size)
+                objects += to_objects(shapes, size, str(mask.file), conversion)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
     reader.report(tree.root)
     return LabeledDataset(tree.root, images)
@@ -139,13 +142,12 @@ class _MaskReader:
     colored: bool = False
     doubts: Findings = field(default_factory=Findings)
 
-    def read(self, mask: _MaskFile, size: tuple[int, int]) -> Iterator[LabeledObject]:
+    def read(self, mask: _MaskFile, size: tuple[int, int]) -> Iterator[Shape]:
         """Yield the objects of a mask file. Raises DataError."""
         conversion, file = self.conversion, str(mask.file)
         if not mask.has_all:
             with conversion.collect(AS_BACKGROUND):
-                bitmap = _read(mask, size, conversion).values > 0
-                yield object_from_bitmap(mask.category, bitmap, file)
+                yield Shape(mask.category, mask=_read(mask, size, conversion).values > 0)
             return
         image = _read(mask, size, conversion)
         pieces = label_pieces(image.values)
@@ -175,7 +177,7 @@ class _MaskReader:
                     self.unnamed.add(value)
                     what, example = "categories without names are numbered", f"{category} in {file}"
                     conversion.findings.add(what, _NAME_ALL, example, "category")
-            yield object_from_bitmap(category, bitmap, file)
+            yield Shape(category, mask=bitmap)
 
     def report(self, root: Path) -> None:
         """Report values without names, and raise DataError if masks can have several meanings."""

@@ -5,7 +5,7 @@ checks sizes and converts shapes to objects for all formats.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ def check_size(
 
 
 def to_objects(
-    shapes: Sequence[Shape], size: tuple[int, int], where: str, conversion: Conversion
+    shapes: Iterable[Shape], size: tuple[int, int], where: str, conversion: Conversion
 ) -> list[LabeledObject]:
     """Return the objects of an image: shapes with the same category and group form one object.
 
@@ -198,9 +198,10 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str, extent: Reading)
         (x, y), (h, w) = shape.origin, shape.mask.shape
         if min(x, y) < 0 or x + w > width or y + h > height:
             raise DataError(f"{where}: its mask extends beyond the {width}x{height} image")
-        bitmap = np.zeros(size, bool)
-        bitmap[y : y + h, x : x + w] = shape.mask
-        segmentation = object_from_bitmap(shape.category, bitmap, where).segmentation
+        if not shape.mask.any():
+            raise DataError(f"{where}: the mask is empty: no pixel of the object is set; remove it")
+        bitmap = np.pad(shape.mask, ((y, height - y - h), (x, width - x - w)))
+        segmentation = encode_bitmap(bitmap)
     elif shape.polygon:
         outline = read_segmentation([[*shape.corners]], *size)
         if outline.problem:
@@ -209,15 +210,6 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str, extent: Reading)
     if extent.problem:
         raise DataError(f"{where}: {extent.problem}")
     return LabeledObject(shape.category, box, segmentation, shape.crowd, keypoints=shape.keypoints)
-
-
-def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> LabeledObject:
-    """Return the object with the mask bool [H, W], which must not be empty."""
-    left, top, right, bottom = map(float, tight_bounds(bitmap))
-    if not right:
-        raise DataError(f"{where}: the mask is empty: no pixel of the object is set; remove it")
-    box = left, top, right - left, bottom - top
-    return LabeledObject(category, box, encode_bitmap(bitmap))
 
 
 def rotated_box(box: Sequence[float], degrees: float) -> list[float]:

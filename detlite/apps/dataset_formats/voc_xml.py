@@ -25,11 +25,12 @@ from detlite.data.datasets.catalog import (
 )
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
+from detlite.structures.masks.rle import tight_bounds
 
 from .file_tree import FileTree, read_lines, read_xml
 from .label_images import VOID, distinct_values, read_label_image
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
-from .shapes import ImageLabels, Shape, object_from_bitmap, rotated_box, to_objects
+from .shapes import ImageLabels, Shape, bounding_box, rotated_box, to_objects
 
 _MIN_IOU = 0.5  # of a box and the bounding box of its mask
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -190,11 +191,11 @@ def _add_masks(
     """Assign each mask of a file to the box with the highest IoU."""
     values = read_label_image(file, size).values
     for value in distinct_values(values[(values > 0) & (values != VOID)]):
-        mask_box = object_from_bitmap("", values == value, str(file)).box
+        left, top, right, bottom = tight_bounds(values == value)
         free = [box for box in shapes if box.mask is None and box.corners and not box.polygon]
-        corners = np.array([shape.corners for shape in free]).reshape(-1, 4)
-        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
-        overlaps = rle_codec.iou(boxes, np.array([mask_box]), [False])
+        boxes = np.array([bounding_box([shape.corners]) for shape in free]).reshape(-1, 4)
+        mask_box = np.array([[left, top, right - left, bottom - top]], np.float64)
+        overlaps = rle_codec.iou(boxes, mask_box, [False])
         if np.max(overlaps, initial=0) < _MIN_IOU:
             text = "They are not used. Compare them with the boxes of the XML file."
             example = f"value {value} of {file}"
