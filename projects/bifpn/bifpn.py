@@ -78,7 +78,7 @@ class BiFPNLayer(nn.Module):
             middle.insert(0, add(level, above))
         out = [middle[0]]
         for index, add in enumerate(self.up, start=1):
-            below = F.adaptive_max_pool2d(out[-1], levels[index].shape[2:])
+            below = F.max_pool2d(out[-1], 2, ceil_mode=True)
             last = index == len(levels) - 1
             out.append(
                 add(levels[index], below) if last else add(levels[index], middle[index], below)

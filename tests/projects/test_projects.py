@@ -79,6 +79,17 @@ def test_losses_with_and_without_padding(name, project):
 
 
 @pytest.mark.slow
+def test_bifpn_is_exported_with_any_size(project):
+    file, keys = project("bifpn")
+    cfg = detlite.load_config(file, [*sum(keys.items(), ())])
+    backbone = detlite.build_model(cfg).backbone.eval()
+    sides = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(backbone, (torch.rand(1, 3, 128, 192),), dynamic_shapes=(sides,))
+    pixels = torch.rand(1, 3, 160, 288)
+    torch.testing.assert_close(program.module()(pixels), backbone(pixels))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROJECTS)
 def test_run(name, project, shared_coco_dataset, tmp_path):
     """Train, resume, move the folder, test, and predict with views and tiles."""

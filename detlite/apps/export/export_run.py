@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.config import ConfigError
+from detlite.errors import CheckpointError
 from detlite.inference.build import model_score_thresh
 from detlite.modeling.detection_model import DetectionModel
 
@@ -39,7 +40,14 @@ def export(options: Namespace, step: Callable[[str], None]) -> bool:
         target = to_openvino(model, *calibration)
     step(f"writing {file}; tracing a large model takes minutes")
     exported_detector.write_exported(file, options.format, cfg, target)
-    _, exported = exported_detector.read_exported(file, trust=True)
+    try:
+        _, exported = exported_detector.read_exported(file, trust=True)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{file} was written, but does not run. If the model has an own part, tracing may have "
+            "made one of its sizes constant: compute sizes with convolutions, pooling or "
+            f"F.interpolate, not with adaptive pooling to the size of another map. Reason: {error}"
+        ) from error
     print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     step(f"comparing the file with the model on {len(images)} images")
     # Quantization itself changes the detections; the AP below says by how much.

@@ -72,6 +72,20 @@ def test_file_that_disagrees_with_the_model(run, weights, tmp_path, capsys, monk
     assert "DOES NOT AGREE" in printed
 
 
+def test_file_that_cannot_be_run(error_of, weights, tmp_path, monkeypatch):
+    """Write a graph that fails, as one does with a size that tracing made constant."""
+
+    def fail(*inputs):
+        raise RuntimeError("Guard failed: 32")
+
+    monkeypatch.setattr(exported, "_write_pt2", lambda path, note, model: torch.save(note, path))
+    monkeypatch.setattr(exported, "_pt2_run", lambda path: (torch.load(path), fail))
+    options = "--weights", weights, "--format", "pt2", "--output", tmp_path / "model.pt2"
+    error = error_of("export", *options)
+    assert "was written, but does not run" in error
+    assert "Guard failed: 32" in error
+
+
 @pytest.mark.slow
 def test_int8_prints_the_ap(run, weights, tmp_path, capsys):
     for package in ("openvino", "nncf"):
