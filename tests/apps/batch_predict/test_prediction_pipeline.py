@@ -55,12 +55,17 @@ def finish(index: int, image: Tensor, prediction: Any) -> tuple[int, tuple[int, 
     ("batch_size", "threads", "streams"), [(1, 1, 1), (2, 3, 1), (3, 1, 2), (8, 3, 2)]
 )
 def test_results_are_in_the_order_of_the_images(batch_size, threads, streams):
+    """Also the errors of unreadable images."""
     sizes = [(40, 60), (200, 100), (45, 50), (40, 60), (300, 20), (200, 97), (33, 64)] * 3
     predictor: Any = MeanPredictor(streams=streams)
-    images = numbered_images(*sizes)
+    images: list[Any] = numbered_images(*sizes)
+    expected: list[Any] = [(index, size, float(index)) for index, size in enumerate(sizes)]
+    for index in (0, 9, 20):
+        images[index] = name = f"{index}.png"
+        expected[index] = f"{name}: the image file does not exist"
     results = list(predict_stream(predictor, images, finish, batch_size, threads))
-    assert results == [(index, size, float(index)) for index, size in enumerate(sizes)]
-    assert sum(map(len, predictor.batches)) == len(sizes)
+    assert [one if isinstance(one, tuple) else str(one) for one in results] == expected
+    assert sum(map(len, predictor.batches)) == len(sizes) - 3
     assert max(map(len, predictor.batches)) <= batch_size
     for batch in predictor.batches:  # padded to the same size
         assert len({(-(-h // 32), -(-w // 32)) for h, w in batch}) == 1
@@ -75,17 +80,6 @@ def test_batches_contain_similar_sizes():
     assert predictor.batches == [
         [(40, 60), (45, 50)], [(20, 20)] * 2, [(200, 100)], [(20, 20)] * 2, [(40, 60)],
         [(20, 20)] * 2,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("streams", [1, 2])
-def test_unreadable_images_become_errors_at_their_position(streams):
-    predictor: Any = MeanPredictor(streams=streams)
-    images: list[Any] = ["gone.png", *numbered_images((8, 8), (8, 8)), "lost.png"]
-    results = list(predict_stream(predictor, images, finish, batch_size=2))
-    assert [one if isinstance(one, tuple) else str(one) for one in results] == [
-        "gone.png: the image file does not exist", (1, (8, 8), 0.0), (2, (8, 8), 1.0),
-        "lost.png: the image file does not exist",
     ]  # fmt: skip
 
 
