@@ -16,7 +16,7 @@ CROSS_CUTTING = {
     "evaluation": {"keypoint_results"},
     "modeling": {
         "conventions", "extending_docs", "other_device", "family", "models_on_cuda",
-        "static_shapes", "torchvision_parity",
+        "torchvision_parity",
     },
     "ops": {
         "cuda_on_cpu", "export", "fuzz", "hip", "invalid_arguments", "messages", "padded_nms",

@@ -46,7 +46,11 @@ FAMILY: dict[str, dict[str, Any]] = {
     "agnostic": {"MODEL.CLS_AGNOSTIC_BBOX_REG": True},
     "passes": {"MODEL.ROI_BOX_HEAD.PASSES": 2},
     "fast": {"MODEL.LOAD_PROPOSALS": True},
-    "maskrcnn-benchmark": {"MODEL.CONVENTION": "maskrcnn-benchmark"},
+    "maskrcnn-benchmark": {
+        "MODEL.CONVENTION": "maskrcnn-benchmark",
+        "MODEL.RPN.FPN_POST_NMS_PER_BATCH": True,
+        "MODEL.RPN.POST_NMS_TOP_N_TRAIN": 20,
+    },
     "torchvision": {"MODEL.CONVENTION": "torchvision", "DATALOADER.SIZE_DIVISIBILITY": 32},
     "voting": {"TEST.NMS.METHOD": "voting"},
     "soft": {"TEST.NMS.METHOD": "soft-linear"},
@@ -136,6 +140,26 @@ C4_VARIANTS: dict[str, dict[str, Any]] = {
     "c4, keypoints": _KEYPOINT_HEAD,
     "c4, proposals from outside": {"MODEL.LOAD_PROPOSALS": True},
 }
+_FBNET = {
+    "MODEL.BACKBONE.CONV_BODY": "FBNet",
+    "MODEL.FBNET.WIDTH_DIVISOR": 4,
+    "MODEL.RPN.RPN_HEAD": "FBNet.rpn_head",
+    "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FBNet.roi_head",
+    "MODEL.ROI_BOX_HEAD.PREDICTOR": "FastRCNNPredictor",
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 6,
+}
+FBNET_VARIANTS: dict[str, dict[str, Any]] = {
+    "fbnet": {**_FBNET, "MODEL.MASK_ON": False, "MODEL.FBNET.BN_TYPE": "bn"},
+    "fbnet, masks": {
+        **_FBNET,
+        "MODEL.FBNET.BN_TYPE": "gn",
+        "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "FBNet.roi_head_mask",
+        "MODEL.ROI_MASK_HEAD.PREDICTOR": "MaskRCNNConv1x1Predictor",
+        "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 6,
+        "MODEL.ROI_MASK_HEAD.RESOLUTION": 12,
+        "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
+    },
+}
 # Small backbones from timm's own tests.
 _TIMM = "timm/test_convnext"
 TIMM_VARIANTS: dict[str, dict[str, Any]] = {
@@ -153,12 +177,12 @@ TIMM_VARIANTS: dict[str, dict[str, Any]] = {
         "MODEL.VIT.DROP_PATH": 0.2,
     },
 }
-ALL = {**FAMILY, **VARIANTS, **C4_VARIANTS, **TIMM_VARIANTS}
+ALL = {**FAMILY, **VARIANTS, **C4_VARIANTS, **FBNET_VARIANTS, **TIMM_VARIANTS}
 
 
 def family_config(name: str, tiny_config: Callable[..., CfgNode], *opts: Any) -> CfgNode:
     """Return the config of one of ALL that samples every proposal and anchor in training."""
-    settings = {
+    settings: dict[str, Any] = {
         "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 100,
         "MODEL.ROI_HEADS.POSITIVE_FRACTION": 1.0,
         "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 5000,

@@ -2,22 +2,25 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from yacs.config import CfgNode
 
 from detlite.modeling.build import META_ARCHITECTURES, build_model
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.optimize_for_training import use_static_shapes
 from detlite.modeling.retinanet import RetinaNet
 from detlite.ops import dispatch
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
+from detlite.structures.masks.packed import PackedMasks
 from tests.builders import tiny_config
 from tests.modeling.family import (
     ALL,
@@ -87,6 +90,59 @@ def static_shapes_train_the_same(case: Case) -> None:
         case.check_training(*losses_and_gradients(model, *case.batch))
 
 
+def the_heads_train_on_little_more_than_the_foreground(case: Case) -> None:
+    model = deepcopy(case.model).train()
+    use_static_shapes(model)
+    seen: dict[str, Tensor] = {}
+    for name, head in model.roi_heads.heads.items():
+        head.register_forward_hook(lambda _, inputs, __, name=name: seen.update({name: inputs[1]}))
+    model.losses(*case.batch)
+    assert len(seen) == 2
+    for rois in seen.values():
+        foreground = int((rois[:, 0] >= 0).sum())
+        assert 0 < foreground <= len(rois) <= foreground + 8 < 200
+
+
+def padding_of_ground_truth_has_no_effect(case: Case) -> None:
+    images, truth, proposals = case.batch
+    masks, (count, length) = truth.masks, truth.labels.shape
+    if masks is not None:
+        places = torch.arange(count * length).view(count, length)
+        masks = PackedMasks.collate([masks.select(place) for place in places], length + 3)
+    boxes, labels = F.pad(truth.boxes, (0, 0, 0, 3), value=7.0), F.pad(truth.labels, (0, 3))
+    padded = replace(truth, boxes=boxes, labels=labels, masks=masks)
+    for static in (False, True):
+        model = deepcopy(case.model)
+        model.static_shapes = static
+        case.check_training(*losses_and_gradients(model, images, padded, proposals))
+
+
+class Inference(nn.Module):
+    """`predict` as a module, for torch.export."""
+
+    def __init__(self, model: DetectionModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Images, proposals: Proposals | None) -> Detections:
+        return self.model.predict(images, proposals)
+
+
+@torch.no_grad()
+def exported_models_detect_the_same(case: Case) -> None:
+    """Also in other batches and sizes."""
+    model = deepcopy(case.model).eval()
+    with pytest.raises(RuntimeError, match=r"needs model\.static_shapes = True"):
+        torch.export.export(model, ([torch.rand(3, 64, 96)],))
+    model.static_shapes = True
+    auto = torch.export.Dim.AUTO
+    shapes = ([{0: auto, 2: auto, 3: auto}, {0: auto}], None)
+    inputs = case.batch[0], None
+    program = torch.export.export(Inference(model), inputs, dynamic_shapes=shapes)
+    others, _ = model.prepare([torch.rand(3, *size) for size in ((96, 128), (90, 70)) * 2])
+    assert_same_detections(program.module()(others, None), model.predict(others))
+
+
 def fallback_operators_compute_the_same(case: Case) -> None:
     called = set()
     kernels = dict(dispatch.FALLBACKS)
@@ -146,7 +202,14 @@ _FAKE_SLOW = [name for name in FAMILY if name not in ("keypoint", "maskrcnn-benc
 # Each property with the models that it is tested for, fast and slow ones.
 PROPERTIES: dict[Callable[[Case], None], tuple[Any, Any]] = {
     static_shapes_detect_the_same: (FAMILY, ()),
-    static_shapes_train_the_same: (FAMILY, ()),
+    # Padding is no part of batch statistics.
+    static_shapes_train_the_same: ((*FAMILY, "BN, convolutions", "c4, batch norm"), ()),
+    the_heads_train_on_little_more_than_the_foreground: (("keypoint",), ()),
+    padding_of_ground_truth_has_no_effect: (("mask", "cascade", "retinanet", "proposals"), ("c4",)),
+    exported_models_detect_the_same: (
+        (),
+        ("keypoint", "cascade", "soft", "retinanet-torchvision"),
+    ),
     fallback_operators_compute_the_same: (_FEW, ("voting",)),
     steps_on_a_gpu_read_no_values: (("keypoint",), _FAKE_SLOW),
     images_of_a_batch_are_independent: (("mask", "c4", "cascade", "retinanet"), ()),

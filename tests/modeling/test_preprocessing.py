@@ -5,10 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from detlite import build_model, optimize
-from detlite.modeling import preprocessing
 from detlite.modeling.preprocessing import (
     Normalizer,
-    build_normalizer,
     prepare_proposals,
     prepare_targets,
 )
@@ -45,14 +43,6 @@ def test_normalized_channels(bgr255):
         torch.testing.assert_close(batch[0, channel], expected)
 
 
-def test_all_inputs_are_copied_without_waiting(monkeypatch):
-    copied = []
-    monkeypatch.setattr(preprocessing, "to_device", lambda x, device: copied.append(x) or x)
-    images = [torch.rand(3, 4, 5), torch.zeros(3, 6, 4, dtype=torch.uint8)]
-    sizes = Normalizer(MEAN, STD, bgr255=True, divisibility=0)(images).sizes
-    assert all(a is b for a, b in zip(copied, [*images, sizes], strict=True))
-
-
 @pytest.mark.parametrize("bgr255", [False, True])
 def test_images_may_require_a_gradient(bgr255):
     image = torch.rand(3, 4, 5, requires_grad=True)
@@ -84,11 +74,6 @@ def test_part_of_a_batch_is_padded_like_the_whole(divisibility, shape):
     batch = Normalizer(MEAN, STD, bgr255=True, divisibility=divisibility)(images)
     assert batch.pixels.shape[2:] == shape
     assert batch.sizes.tolist() == [[5, 7]]
-
-
-def test_config_key_of_the_padding(tiny_config):
-    normalizer = build_normalizer(tiny_config("DATALOADER.SIZE_DIVISIBILITY", 32))
-    assert normalizer([torch.zeros(3, 33, 64)]).pixels.shape[-2:] == (64, 64)
 
 
 @pytest.mark.parametrize("move", [copy.deepcopy, nn.Module.double, nn.Module.cpu])

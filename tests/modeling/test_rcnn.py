@@ -5,9 +5,7 @@ import torch
 
 from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops
-from tests.modeling.family import ALL_SCORES, LOSSES, family_config
-
-HEADS = ("ROI_BOX_HEAD", "ROI_MASK_HEAD")
+from tests.modeling.family import LOSSES, family_config
 
 
 def test_model_overfits_one_image(tiny_config, make_batch):
@@ -33,32 +31,6 @@ def test_model_overfits_one_image(tiny_config, make_batch):
         assert box_ops.iou(box[None], result["boxes"][best][None]).item() > 0.5
         pixels = result["masks"][best, 0] > 0.5
         assert (pixels & (mask > 0)).sum() > 0.5 * (pixels | (mask > 0)).sum()
-
-
-# ---- evaluation
-
-
-def test_memory_format_has_no_effect_on_detections(tiny_config, make_batch):
-    formats = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
-    images, _ = make_batch(2)
-    results = []
-    for name, memory_format in formats.items():
-        torch.manual_seed(0)
-        model = build_model(tiny_config(*ALL_SCORES, "MODEL.MEMORY_FORMAT", name)).eval()
-        model.use_memory_format()
-        batch = model.normalizer(images).pixels
-        tensors = [batch, model.backbone(batch)[0]]
-        assert all(x.is_contiguous(memory_format=memory_format) for x in tensors)
-        results += model(images)
-    last, first = results
-    torch.testing.assert_close(last["boxes"], first["boxes"], atol=1e-2, rtol=1e-3)
-    torch.testing.assert_close(last["scores"], first["scores"], atol=1e-4, rtol=1e-3)
-
-
-# ---- padding
-
-
-# ---- building
 
 
 LOAD = ["MODEL.LOAD_PROPOSALS", True]

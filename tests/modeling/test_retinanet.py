@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import clip_boxes_to_image
 
-from detlite.config import ConfigError
 from detlite.modeling.backbone.fpn import FPN, P6P7
 from detlite.modeling.build import build_model
 from detlite.modeling.retinanet import RetinaNet, RetinaNetHead
@@ -215,10 +214,3 @@ def test_sizes_of_an_octave():
     cell = generator.get_buffer("cell4")
     sides = (cell[:, 2:] - cell[:, :2])[:, 0]
     torch.testing.assert_close(sides, 128 * 2 ** (torch.arange(3) / 3))
-
-
-def test_invalid_settings():
-    with pytest.raises(ConfigError, match=r"RETINANET.ANCHOR_SIZES is .* has 5 levels"):
-        make(ANCHOR_SIZES=(8, 16))
-    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES is .* the same number of sizes"):
-        make(ANCHOR_SIZES=((8, 9), 16, 32, 64, 128))

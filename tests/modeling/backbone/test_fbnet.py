@@ -10,6 +10,7 @@ from detlite.modeling.backbone import build_backbone
 from detlite.modeling.backbone.fbnet import BlockOptions, InvertedResidual, build_architecture
 from detlite.modeling.build import build_model
 from tests.builders import tiny_config
+from tests.modeling.family import family_config
 
 
 def definition(factor=1, **changes):
@@ -31,17 +32,6 @@ def definition(factor=1, **changes):
     ]
     operators = [["ir_k3"] * n for n in (1, 2, 3, 7, 4, 3, 5)]
     return json.dumps({"block_op_type": operators, "block_cfg": config})
-
-
-FBNET = ["MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head",
-         "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head",
-         "MODEL.ROI_BOX_HEAD.PREDICTOR", "FastRCNNPredictor",
-         "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", 6,
-         "MODEL.FBNET.WIDTH_DIVISOR", 4, "MODEL.FBNET.ARCH_DEF", definition(4)]  # fmt: skip
-MASK = ["MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head_mask",
-        "MODEL.ROI_MASK_HEAD.PREDICTOR", "MaskRCNNConv1x1Predictor",
-        "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION", 6, "MODEL.ROI_MASK_HEAD.RESOLUTION", 12,
-        "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False]  # fmt: skip
 
 
 def architecture(divisor=1, text=""):
@@ -97,32 +87,24 @@ def test_backbones(name, channels, blocks):
     assert backbone(torch.zeros(1, 3, 64, 96, device="meta"))[0].shape == (1, channels, 4, 6)
 
 
-@pytest.mark.parametrize("opts", [[*FBNET, "MODEL.MASK_ON", False], FBNET + MASK])
-@pytest.mark.parametrize("norm", ["bn", "gn"])
-def test_detector_trains_and_detects(make_batch, opts, norm):
-    """The state dict has the names of maskrcnn-benchmark."""
-    model = build_model(tiny_config(*opts, "MODEL.FBNET.BN_TYPE", norm))
-    images, targets = make_batch(2, 1)
-    losses = model.train()(images, targets)
-    assert ("loss_mask" in losses) == ("FBNet.roi_head_mask" in opts)
-    sum(losses.values()).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    assert len(model.eval()(images)) == 2
-    names = {
+def test_the_state_dict_has_the_names_of_maskrcnn_benchmark():
+    """`test_family` trains the model."""
+    names = build_model(family_config("fbnet, masks", tiny_config)).state_dict().keys()
+    assert names >= {
         "backbone.body.first.conv.weight", "backbone.body.stages.xif3_6.pwl.bn.bias",
         "rpn.head.head.xif5_2.dw.conv.weight", "rpn.head.cls_logits.bias",
         "roi_heads.box.feature_extractor.blocks.xif4_0.pw.conv.weight",
+        "roi_heads.mask.feature_extractor.blocks.xif6_4.pwl.conv.weight",
+        "roi_heads.mask.predictor.mask_fcn_logits.weight",
     }  # fmt: skip
-    if opts == FBNET + MASK:
-        names |= {"roi_heads.mask.feature_extractor.blocks.xif6_4.pwl.conv.weight",
-                  "roi_heads.mask.predictor.mask_fcn_logits.weight"}  # fmt: skip
-    assert model.state_dict().keys() >= names
 
 
 def test_head_with_a_last_layer():
     def extractor(*opts):
-        cfg = tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts)
-        return build_model(cfg).roi_heads.box.feature_extractor
+        keys = "MODEL.FBNET.ARCH_DEF", definition(4), *opts
+        return build_model(
+            family_config("fbnet", tiny_config, *keys)
+        ).roi_heads.box.feature_extractor
 
     assert extractor().out_resolution == 3
     head = extractor("MODEL.FBNET.DET_HEAD_LAST_SCALE", -0.5)
@@ -155,6 +137,6 @@ def test_custom_architecture():
     ],
 )
 def test_invalid_configs(text, arch, message):
-    opts = ["MODEL.MASK_ON", False, "MODEL.FBNET.ARCH_DEF", text, "MODEL.FBNET.ARCH", arch]
+    opts = ["MODEL.FBNET.ARCH_DEF", text, "MODEL.FBNET.ARCH", arch]
     with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config(*FBNET, *opts))
+        build_model(family_config("fbnet", tiny_config, *opts))

@@ -192,13 +192,6 @@ def test_without_ground_truth_all_is_background(allow_low_quality, thresholds):
         assert matcher(truth, random_boxes(3)).tolist() == [[BACKGROUND] * 3]
 
 
-def test_padding_has_no_effect():
-    matcher, boxes, candidates = Matcher(0.5, 0.3, True), random_boxes(3), random_boxes(20)
-    padded = padded_gt(boxes, random_boxes(9))
-    padded.boxes[0, 3:] = candidates[:6]
-    assert torch.equal(matcher(padded, candidates)[:1], matcher(padded_gt(boxes), candidates))
-
-
 def test_invalid_candidates_are_ignored():
     matcher, truth, candidates = (
         Matcher(0.5, 0.3),

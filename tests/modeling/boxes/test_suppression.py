@@ -16,7 +16,7 @@ from detlite.modeling.boxes.suppression import (
     suppress,
 )
 from detlite.modeling.build import build_model
-from detlite.modeling.postprocessing import Postprocess, build_postprocess, build_suppression
+from detlite.modeling.postprocessing import Postprocess, build_postprocess
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, PredictedBoxes
 
@@ -150,12 +150,6 @@ def test_images_of_a_batch_are_independent(method, padding):
         assert len(as_list(alone)) > 0
 
 
-def test_build_suppression(tiny_config):
-    cfg = tiny_config("MODEL.ROI_HEADS.NMS", 0.1, "TEST.NMS.METHOD", "voting")
-    assert build_suppression(cfg, 0.2) == Suppression(0.2, "voting")
-    assert build_model(cfg).postprocess.suppression == Suppression(0.1, "voting")
-
-
 SIZES = torch.tensor([[40, 60], [30, 30]])  # height, width
 DEFAULT = Postprocess(CONVENTIONS["detlite"], Suppression(0.5), 100)
 
@@ -199,16 +193,6 @@ def test_clipping_and_small_boxes(min_size, clip):
     assert (result.valid.int().diff(dim=1) <= 0).all()  # padding is last
     sides = result.boxes[result.valid][:, 2:] - result.boxes[result.valid][:, :2]
     assert (sides.min() <= 0) == (min_size < 0)
-
-
-def test_the_order_of_clipping_matters():
-    # Before clipping, the boxes overlap by less than half. After it, they are equal.
-    boxes = torch.tensor([[[-40.0, 0, 10, 10], [0, 0, 10, 10]]])
-    inputs = PredictedBoxes(
-        boxes, torch.tensor([[0.9, 0.8]]), torch.tensor([[1, 1]]), torch.tensor([[True, True]])
-    )
-    assert DEFAULT(inputs, SIZES[:1], False).valid.sum() == 1
-    assert replace(DEFAULT, clip="after-nms")(inputs, SIZES[:1], False).valid.sum() == 2
 
 
 def test_build_postprocess(tiny_config):

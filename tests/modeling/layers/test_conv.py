@@ -190,18 +190,6 @@ def test_matrix_products_are_used_only_where_they_are_faster(avx2) -> None:
     assert not uses_products(last.clone().requires_grad_())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_gradients_are_the_same(avx2, dtype) -> None:
-    conv = nn.Conv2d(32, 32, 3, padding=1, groups=4 if dtype == torch.bfloat16 else 1)
-    x = torch.randn(2, 32, 9, 11).contiguous(memory_format=torch.channels_last)
-    own = CPUConv2d(conv)
-    compiled = torch.compile(own, fullgraph=True, backend="aot_eager")
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        results = [float_gradients(layer, conv, x) for layer in (compiled, own)]
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("channels", [2, 3, 12])
 def test_strided_pointwise_convolution_of_few_channels(channels):
     """nn.Conv2d crashes the process in the backward pass of a channels-last map."""

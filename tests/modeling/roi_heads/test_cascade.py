@@ -12,11 +12,9 @@ from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.cascade import CascadeBoxHead, _ScaleGradient
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
-from detlite.structures.padding import RowPacking
 from tests.builders import random_boxes
 from tests.modeling.roi_heads.box_heads import (
     CLASSES,
-    CODER,
     OURS,
     SIZES,
     ConstantPredictor,
@@ -194,19 +192,6 @@ def test_losses_match_a_loop_over_boxes(kind, static):
 # ---- losses
 
 
-@each_mode
-def test_features_of_other_rows(static):
-    head = make_head()
-    boxes = [random_boxes(5), random_boxes(3)]
-    samples = make_samples(boxes, [[1, 2, 0, 0, 0], [1, 0, 0]], [[0] * 5, [0] * 3])
-    predictions = head([], samples.boxes, samples.labels >= 0, static)
-    some = RowPacking(samples.labels[:, :2] > 0, static)
-    result = predictions.features_of(some, 2)[some.valid]
-    expected = torch.stack([F.pad(boxes[image][n], (1, 0), value=image)
-                          for image, n in ((0, 0), (0, 1), (1, 0))]) / 40  # fmt: skip
-    torch.testing.assert_close(result, expected)
-
-
 # ---- detections
 
 
@@ -232,17 +217,3 @@ def test_nan_predictions_are_dropped():
     assert len(result.boxes) > 0
     assert result.boxes.isfinite().all()
     assert result.scores.isfinite().all()
-
-
-@each_mode
-def test_refined_boxes_are_clipped(static):
-    head = make_head(agnostic=True)
-    boxes = torch.stack([random_boxes(4), random_boxes(4)])
-    valid = torch.tensor([[True] * 4, [True, False, True, False]])
-    predictions = head([], boxes, valid, static)
-    result = head.refine(predictions, boxes, SIZES)
-    for image, n in ((0, 0), (0, 3), (1, 0), (1, 2)):
-        _, deltas = predict_one(head, image, boxes[image, n])
-        expected = CODER.decode(deltas[1][None], boxes[image, n][None])
-        expected = box_ops.clip(expected, tuple(SIZES[image].tolist()), OURS)[0]
-        torch.testing.assert_close(result[image, n], expected)

@@ -176,23 +176,6 @@ def test_nonfinite_proposals_are_dropped():
     assert len(proposals) > 50
 
 
-@pytest.mark.parametrize("limits", [{"post_nms": 9}, {"total": 30, "total_per_batch": True}])
-def test_static_and_dynamic_proposals_are_the_same(limits):
-    rpn = make_rpn(batch=2, limits=replace(UNLIMITED, **limits), nms_thresh=0.3).eval()
-    rpn.head.predictions[0][0][1] += 2
-    images = images_of(SIZE, (20, 24))
-    static, dynamic = (rpn.propose(rpn(features(2)), images, mode) for mode in (True, False))
-    assert static.valid.shape == (2, limits.get("total", 8 * 12 + 4 * 6))
-    fullest = int(static.valid.sum(dim=1).max())
-    assert 0 < fullest < static.valid.shape[1]
-    assert torch.equal(dynamic.valid, static.valid[:, :fullest])  # padding is last
-    for name in ("boxes", "scores"):
-        own = getattr(dynamic, name)[dynamic.valid]
-        torch.testing.assert_close(getattr(static, name)[static.valid], own)
-    for scores, valid in zip(static.scores, static.valid, strict=True):
-        assert (scores[valid].diff() <= 0).all()
-
-
 # ---- losses
 
 
