@@ -268,15 +268,6 @@ def test_an_interrupted_run_resumes_exactly(run, tmp_path, fail_at, period):
     torch.testing.assert_close(ours.training["run_length"], theirs.training["run_length"])
 
 
-def test_more_minutes_use_the_learning_rate_of_the_longer_run(run):
-    run("run", "SOLVER.WARMUP_ITERS", 0)
-    rows = run("run", "SOLVER.WARMUP_ITERS", 0, resume=True, minutes=2)
-    rates = [row["lr"] for row in rows if "loss" in row]
-    assert len(rates) == 12
-    expected = [0.05 * (1 + math.cos(math.pi * n / 12)) for n in range(6, 12)]
-    assert rates[6:] == pytest.approx(expected)
-
-
 RANKS = """
 import json, time
 from types import SimpleNamespace

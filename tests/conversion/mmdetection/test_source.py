@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.convert import convert, recognize
@@ -160,23 +159,6 @@ def test_anchor_offset():
     found = config_of(content, "mmdetection")
     assert found["MODEL.RETINANET.ANCHOR_SIZES"][0] == [16, 24, 40]
     assert found["MODEL.RETINANET.SCALES_PER_OCTAVE"] == 1
-
-
-def test_layout():
-    content = checkpoint_of("cascade_mask_rcnn_r50")
-    state, converted = content["state_dict"], convert(content, "mmdetection").model
-    box, mask = "roi_heads.box.2.", "roi_heads.mask.more.1."
-    for original, own in {
-        "roi_head.bbox_head.2.shared_fcs.1.bias": f"{box}feature_extractor.fc7.bias",
-        "roi_head.mask_head.2.convs.3.conv.bias": f"{mask}feature_extractor.convs.3.0.bias",
-        "roi_head.mask_head.0.upsample.weight": "roi_heads.mask.predictor.conv5_mask.weight",
-        "neck.lateral_convs.3.conv.weight": "backbone.neck.lateral.3.0.weight",
-    }.items():
-        assert torch.equal(converted[own], state[original]), original
-    scores = state["roi_head.bbox_head.2.fc_cls.bias"]  # the background is last
-    assert torch.equal(converted[f"{box}predictor.cls_score.bias"], scores.roll(1))
-    masks = state["roi_head.mask_head.2.conv_logits.bias"]
-    assert torch.equal(converted[f"{mask}predictor.mask_fcn_logits.bias"][1:], masks)
 
 
 @pytest.mark.parametrize(
