@@ -33,7 +33,6 @@ from detlite.modeling.precision import resolve_dtype
 from detlite.registry import Registry
 
 from .checkpointer import newest_checkpoint, resume_run, save_run
-from .environment import describe_environment
 from .evaluate import EMA_SUFFIX, build_loss_dataset, check_evaluation, evaluate, write_metrics
 from .hooks import build_hooks
 from .hooks.best_checkpoint import BestCheckpoint, store_score_threshold
@@ -41,7 +40,7 @@ from .hooks.ema import ModelEMA
 from .hooks.metrics import MetricsWriter
 from .rng import seed_all
 from .run_config import complete_config
-from .run_files import FINAL_CHECKPOINT, METRICS_FILE, run_lock, write_config
+from .run_files import FINAL_CHECKPOINT, METRICS_FILE, describe_environment, run_lock, write_config
 from .schedule import Schedule
 from .schedule_free import averaged_weights
 from .solver import build_optimizer, build_scheduler, warn_of_frozen_norms

@@ -15,11 +15,16 @@ import torch
 import detlite
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
-from detlite.engine.environment import describe_environment
 from detlite.engine.rng import rng_state, seed_all, set_rng_state
 from detlite.engine.run import exclusive_run, logging_to
 from detlite.engine.run_config import resolve_frozen_norms
-from detlite.engine.run_files import check_output_dir, choose_output_dir, run_lock, write_config
+from detlite.engine.run_files import (
+    check_output_dir,
+    choose_output_dir,
+    describe_environment,
+    run_lock,
+    write_config,
+)
 
 
 @pytest.fixture

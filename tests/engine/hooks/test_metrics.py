@@ -10,7 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from detlite.engine.hooks.metrics import MetricsWriter
-from detlite.engine.meters import Meters
+from detlite.engine.trainer import Meters
 from detlite.errors import NonFiniteLossError
 
 METRICS = {"loss": 1.5, "loss_a": 1.0, "time": 0.5, "data_time": 0.1, "eta_s": 61.0, "lr": 0.02}
@@ -41,7 +41,7 @@ def iterations(folder):
 
 def test_meters_return_means_since_the_last_read(monkeypatch):
     clock = iter([0.0, 2.0, 10.0, 12.0, 20.0, 25.0])
-    monkeypatch.setattr("detlite.engine.meters.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("detlite.engine.trainer.time.perf_counter", lambda: next(clock))
     meters = Meters()
 
     def step(iteration, a, b):
