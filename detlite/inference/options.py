@@ -13,7 +13,6 @@ from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_imag
 from detlite.structures import boxes as box_ops
 
 UNMEASURED_THRESHOLD = 0.5  # score, for models without TEST.SCORE_THRESHOLD
-_AUTOCAST_DTYPES = ("float32", "float16", "bfloat16", "auto")
 
 
 @dataclass(frozen=True)
@@ -64,15 +63,9 @@ class InferenceOptions:
     images: ImageOptions = DEFAULT_OPTIONS
 
     def __post_init__(self) -> None:
-        if self.dtype not in _AUTOCAST_DTYPES:
-            raise ValueError(f"dtype={self.dtype!r}: must be one of {', '.join(_AUTOCAST_DTYPES)}")
         thresh = 0 if self.score_thresh is None else self.score_thresh
         if not isinstance(thresh, Real) or isinstance(thresh, bool) or not 0 <= thresh <= 1:
             raise ConfigError(f"score threshold {self.score_thresh!r}: must be a number in 0..1")
-        if self.tile < 0 or self.tile_batch < 1:
-            raise ValueError(
-                f"tile={self.tile!r}, tile_batch={self.tile_batch!r}: must be at least 0 and 1"
-            )
 
 
 def build_options(cfg: CfgNode, opts: Sequence[Any] = ()) -> InferenceOptions:

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from detlite.data.images.pillow import pillow_pixels
-from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
+from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import DECODE_ERRORS, ImageBytes, ImageSource, Pixels
 from detlite.data.remote.remote_path import RemotePath
@@ -166,14 +166,12 @@ class Prediction(dict[str, Any]):
     Attributes:
         image: the image uint8 [C, H, W], if a `Predictor` was called with it.
         source: the path or URL that it was read from, if any.
-        options: how a file is read.
         categories: of the model.
         threshold: minimum score of objects that are drawn.
     """
 
     image: Tensor | None = None
     source: str | Path | None = None
-    options: ImageOptions = DEFAULT_OPTIONS
     categories: Sequence[dict[str, Any]] = ()
     threshold: float = UNMEASURED_THRESHOLD
 
@@ -189,16 +187,15 @@ class Prediction(dict[str, Any]):
         kinds = ", ".join(key for key in ("boxes", "masks", "keypoints") if key in self)
         return f"Prediction({width} x {height} pixels: {found}{more}; {kinds})"
 
-    def plot(self, image: ImageInput | None = None, **options: Any) -> Image.Image:
-        """Draw the objects on the image, or on `image`; see `apps.drawing.draw_detections`."""
-        pixels = self.image if image is None else load_image(image, self.options)
-        if pixels is None:
-            raise ValueError("this prediction does not contain its image: call plot(image)")
-        return PREDICTION_WRITERS.get("image")(pixels, self, self.categories, **options)
+    def plot(self, **options: Any) -> Image.Image:
+        """Draw the objects on the image; see `apps.drawing.draw_detections` for the options."""
+        if self.image is None:
+            raise ValueError("this prediction does not contain its image: call the predictor")
+        return PREDICTION_WRITERS.get("image")(self.image, self, self.categories, **options)
 
-    def show(self, image: ImageInput | None = None, **options: Any) -> None:
+    def show(self, **options: Any) -> None:
         """Show what `plot` draws in the image viewer of the system."""
-        self.plot(image, **options).show()
+        self.plot(**options).show()
 
     def to_pandas(self) -> Any:
         """Convert to a `pandas.DataFrame`, see `apps.prediction_writers.to_pandas`."""

@@ -233,19 +233,23 @@ class Predictor:
         not depend on the other images, apart from rounding. The `proposals` for a Fast R-CNN are
         boxes in pixels of each original image.
         """
-        if proposals is not None and len(proposals) != len(loaded):
-            raise ValueError(f"got {len(loaded)} images, but proposals for {len(proposals)}")
+        resized: list[Tensor] = []
+        if proposals is not None:
+            if len(proposals) != len(loaded):
+                raise ValueError(f"got {len(loaded)} images, but proposals for {len(proposals)}")
+            for boxes, image in zip(proposals, loaded, strict=True):
+                sizes = image.size, size_of(image.network_input)
+                boxes = box_ops.to_xyxy(torch.as_tensor(boxes))
+                resized.append(box_ops.rescale(boxes, *sizes, self.model.convention))
         batches: dict[tuple[int, ...], list[int]] = {}
         for index, image in enumerate(loaded):
             batches.setdefault(self.padded_size(image), []).append(index)
         detections: dict[int, Detections] = {}
         for batch in batches.values():
             inputs = [loaded[index].network_input for index in batch]
-            boxes = None
-            if proposals is not None:
-                boxes = [self._resized(proposals[index], loaded[index]) for index in batch]
+            own = None if proposals is None else [resized[index] for index in batch]
             with torch.no_grad(), autocast(self.dtype, self.model.device):
-                results = self.detector.detect(inputs, boxes, self.score_thresh)
+                results = self.detector.detect(inputs, own, self.score_thresh)
             detections.update(zip(batch, results, strict=True))
         return [detections[index] for index in range(len(loaded))]
 
@@ -254,18 +258,13 @@ class Predictor:
         step = max(1, self.model.normalizer.divisibility)
         return tuple(-(-side // step) * step for side in size_of(image.network_input))
 
-    def _resized(self, proposals: Any, image: LoadedImage) -> Tensor:
-        sizes = image.size, size_of(image.network_input)
-        boxes = box_ops.to_xyxy(torch.as_tensor(proposals))
-        return box_ops.rescale(boxes, *sizes, self.model.convention)
-
     def to_prediction(self, detections: Detections, loaded: LoadedImage) -> Prediction:
         """Map the detections of an image to the original image, and paste their masks."""
         if self._min_scores is not None:
             min_scores = self._min_scores.to(detections.scores.device)
             detections = detections[detections.scores >= min_scores[detections.labels]]
         prediction = to_prediction(detections, loaded, self.model, self.rle)
-        prediction.options, prediction.threshold = self.image_options, self.score_thresh
+        prediction.threshold = self.score_thresh
         return prediction
 
 

@@ -343,10 +343,6 @@ def test_a_lower_threshold_than_the_models_applies(kind, tiny_config, image):
 def test_invalid_values_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Predictor(BrightSquare(), **arguments)
-    with pytest.raises(ValueError, match="dtype='int8'"):
-        InferenceOptions(dtype="int8")
-    with pytest.raises(ValueError, match="tile=-1"):
-        InferenceOptions(tile=-1)
     with pytest.raises(ValueError, match="min_size"):
         View(0, 64)
 

@@ -159,12 +159,7 @@ def _pt2_run(path: Path) -> tuple[str, Run]:
     """Return the metadata of a file of the format pt2, and a function that runs it."""
     metadata = {_METADATA_KEY: ""}
     module = torch.export.load(path, extra_files=metadata).module()
-
-    def run(*inputs: Tensor) -> Any:
-        with torch.no_grad():
-            return module(*inputs)
-
-    return metadata[_METADATA_KEY], run
+    return metadata[_METADATA_KEY], torch.no_grad()(module)
 
 
 def _write_openvino(path: Path, metadata: str, model: DetectionModel) -> None:
