@@ -23,6 +23,7 @@ from .evaluators import EVALUATORS, Evaluator
 from .metrics import Metrics, mean_or_none
 from .results import Results
 from .results_file import check_results
+from .truth import indices_of, read_objects
 
 IOU_THRESHOLDS = np.arange(0.5, 1.0, 0.05)  # the IoU must exceed them
 MIN_SIZE = 100  # pixels; smaller instances may be missed
@@ -99,22 +100,15 @@ class _Comparison:
 
 
 def _compare(coco_gt: COCO, results: Results) -> _Comparison:
-    annotations = coco_gt.dataset["annotations"]
-    groups = np.array([row.get("iscrowd") or 0 for row in annotations], bool)
-    instance_categories = np.array([row["category_id"] for row in annotations], np.int64)
-    small = np.zeros(len(groups), bool)
-    instances: dict[int, list[int]] = {}
-    images: dict[int, list[int]] = {}
-    for n, row in enumerate(annotations):
-        instances.setdefault(row["image_id"], []).append(n)
-    # By decreasing score, so that the first pair of an instance has the highest one.
-    for n in np.argsort(-results.scores, kind="stable").tolist():
-        images.setdefault(int(results.image_ids[n]), []).append(n)
+    annotations, truth = coco_gt.dataset["annotations"], read_objects(coco_gt)
+    groups, small = truth.crowds, np.zeros(len(annotations), bool)
+    instances, images = indices_of(truth.image_ids), indices_of(results.image_ids)
+    none = np.empty(0, np.int64)
     rles = [] if results.masks is None else [*results.masks.rles()]
     ignored, empty = np.zeros(len(results)), np.zeros(len(results), bool)
     pairs: list[np.ndarray] = []
     for image_id, image in coco_gt.imgs.items():
-        objects, found = instances.get(image_id, []), np.array(images.get(image_id, []), np.int64)
+        objects, found = instances.get(image_id, none), images.get(image_id, none)
         masks = [coco_gt.annToRLE(annotations[n]) for n in objects]
         void = coco_gt.annToRLE({"image_id": image_id, "segmentation": image["void"]})
         small[objects] = np.array([rle_codec.area(mask) < MIN_SIZE for mask in masks], bool)
@@ -124,16 +118,16 @@ def _compare(coco_gt: COCO, results: Results) -> _Comparison:
         empty[found] = [rle_codec.area(mask) == 0 for mask in detected]
         # For a crowd, the overlap is the fraction of the detection that is on it.
         ignored[found] = rle_codec.iou(detected, [void], [1])[:, 0]
-        if not objects:
+        if not masks:
             continue
-        same = results.category_ids[found][:, None] == instance_categories[objects]
+        same = results.category_ids[found][:, None] == truth.category_ids[objects]
         # Small groups count twice, as in cityscapesscripts.
         weights = groups[objects].astype(float) + small[objects]
         fractions = rle_codec.iou(detected, masks, [1] * len(masks))
         ignored[found] += (fractions * same) @ weights
         iou = rle_codec.iou(detected, masks, [0] * len(masks))
         rows, columns = np.nonzero(same & (iou > 0))
-        pairs.append(np.stack([found[rows], np.array(objects)[columns], iou[rows, columns]]))
+        pairs.append(np.stack([found[rows], objects[columns], iou[rows, columns]]))
     predictions, paired, iou = np.concatenate([np.empty((3, 0)), *pairs], axis=1)
     order = np.argsort(-results.scores[predictions.astype(np.int64)], kind="stable")
     return _Comparison(
@@ -141,7 +135,7 @@ def _compare(coco_gt: COCO, results: Results) -> _Comparison:
         categories=np.where(empty, _NO_CATEGORY, results.category_ids),
         ignored=ignored,
         required=~groups & ~small,
-        instance_categories=instance_categories,
+        instance_categories=truth.category_ids,
         predictions=predictions[order].astype(np.int64),
         instances=paired[order].astype(np.int64),
         iou=iou[order],

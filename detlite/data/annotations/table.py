@@ -40,9 +40,9 @@ Select = Callable[[np.ndarray], np.ndarray]
 
 def _parse(text: bytes) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(text)  # type: ignore[no-any-return]
+        return msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError):  # NaN
-        return json.loads(text)  # type: ignore[no-any-return]
+        return dict(json.loads(text))
 
 
 class DamagedTableError(ValueError):
