@@ -97,10 +97,6 @@ class TestScores:
         with pytest.raises(ConfigError, match="needs the package hotcoco: pip install hotcoco"):
             measure(truth, BOTH)
 
-    def test_unknown_image(self, truth):
-        with pytest.raises(DataError, match="result 1: image_id 7 is not in the ground truth"):
-            measure(truth, [BOTH[0], detect(7, 3, 0.5)])
-
 
 def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
     """Make images with objects of 6 categories, some negative or not exhaustive, and detections.

@@ -31,11 +31,6 @@ def test_kinds_with_different_columns():
     ]
 
 
-def test_metrics_per_category_are_not_in_the_table():
-    metrics = {"cityscapes": {"AP": 0.5, "per_category": {}, "per_category_AP50": {"car": 1.0}}}
-    assert format_table(metrics).splitlines() == ["              AP", "cityscapes  50.0"]
-
-
 def test_numbers_that_are_no_fractions_are_printed_as_they_are():
     counts = {"error": MetricValue(0.53), "missed": MetricValue(0.5, is_fraction=True)}
     lines = ["         error  missed", "counts    0.53    50.0"]

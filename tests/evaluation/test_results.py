@@ -15,6 +15,7 @@ from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from torch import Tensor
 
+from detlite.conventions import CONVENTIONS
 from detlite.data import DataError
 from detlite.distributed import process_group
 from detlite.evaluation import Results, coco_results, to_coco_results
@@ -74,17 +75,6 @@ class TestToCocoResults:
             areas.append(to_bitmap(first["segmentation"], 50, 100).sum())
         assert areas == [20 * 40, 0]
 
-    def test_is_json(self):
-        probs = torch.ones(2, 28, 28)
-        results = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
-        entries = list(results.to_coco())
-        assert json.loads(json.dumps(entries)) == entries
-
-    def test_no_detections(self):
-        none = detections(mask_probs=torch.zeros(2, 28, 28))[:0]
-        results = to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES)
-        assert len(results) == len(list(results.to_coco())) == 0
-
     def test_background(self):
         detected = categories_of(torch.tensor([0, 1]), CATEGORIES)
         assert [category["id"] for category in detected] == [-1, 7]
@@ -121,6 +111,11 @@ def test_keypoints_are_pixel_indices():
     (result,) = coco_results(1, boxes, scores, [7], keypoints=keypoints).to_coco()
     assert result["keypoints"] == [1, 2, 1, 3.5, 8, 1]
     assert "segmentation" not in result
+    person = detections(keypoints=keypoints[:, :1].expand(2, -1, -1))
+    for name, expected in (("detlite", [1, 9.5, 1]), ("torchvision", [1.5, 10, 1])):
+        arguments = person, 5, (50, 100), (200, 100), CATEGORIES, CONVENTIONS[name]
+        (first, _) = to_coco_results(*arguments).to_coco()
+        assert first["keypoints"] == expected
 
 
 ROWS = [

@@ -8,7 +8,7 @@ import pytest
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.ground_truth import read_coco_gt
 from detlite.data.datasets.options import DatasetOptions
-from detlite.evaluation import Results, evaluate_coco
+from detlite.evaluation import evaluate_coco
 from detlite.evaluation.results_file import kinds_of, read_results
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
@@ -45,19 +45,6 @@ def write(tmp_path):
 
 def measure(truth, results):
     return evaluate_coco(truth, results, ["bbox"])["bbox"]["AP"]
-
-
-@pytest.mark.parametrize("kind", ["bbox", "segm"])
-def test_files_give_the_expected_metrics(data_root, kind):
-    folder = data_root / "data" / "cocoeval_val2014_100"
-    expected = json.loads((folder / "expected.json").read_text())
-    truth = folder / "annotations" / "instances_val2014_100.json"
-    results = folder / "results" / f"instances_val2014_fake{kind}100_results.json"
-    metrics = evaluate_coco(truth, results, [kind])[kind]
-    values = [metrics[name] for name in expected["order"]]
-    assert values == pytest.approx(expected[kind], rel=0, abs=1e-12)
-    rows = json.loads(results.read_text())
-    assert metrics == evaluate_coco(truth, Results.from_coco(rows, [kind]), [kind])[kind]
 
 
 @pytest.mark.parametrize("images", [{1: "z", 2: "1", 3: "y"}, {1: 1, 2: "cat_2", 3: 3}])
@@ -152,7 +139,8 @@ UNFIT = [
     (change_all(image_id="1.png"), "bbox", r"result 0: image_id is '1\.png', not an id"),
     (change_all(image_id=77), "bbox", "result 0: image_id 77 is not in the ground truth"),
     (change_all(category_id="cat"), "bbox", "result 0: category_id is 'cat', not an id"),
-    (change_all(category_id=9), "bbox", "result 0: category_id 9 is not in the ground truth"),
+    (change_all(category_id=9), "bbox", "result 0: category_id 9 is not .* whose ids are 1, 2$"),
+    (change_all(bbox=[0, 0, 1e300, 3]), "bbox", r"result 0: the bbox is \[0.0, 0.0, 1e\+300"),
     (change_all(score=float("nan")), "bbox", "result 0: the score is nan"),
     (change_all(score=-3.5), "bbox", r"result 0: the score is -3\.5, but scores are from 0 to 1"),
     (change_all(score=90), "bbox", "result 0: the score is 90, but .*: divide percentages by 100"),

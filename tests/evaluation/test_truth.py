@@ -45,35 +45,6 @@ def box_ap(source, **options):
     return evaluate_coco(source, EXACT, ["bbox"], **options)["bbox"]["AP"]
 
 
-def without(field):
-    return lambda row: row.pop(field)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda row: row,
-        lambda row: row.update(iscrowd="0"),
-        lambda row: row.update(area=-5),
-        lambda row: row.update(image_id=str(row["image_id"]), bbox=[str(x) for x in row["bbox"]]),
-        without("area"),
-        without("iscrowd"),
-    ],
-)
-def test_annotations_that_are_not_quite_coco(change, write):
-    truth = content()
-    for row in truth["annotations"]:
-        change(row)
-    for source in sources(truth, write):
-        assert box_ap(source) == pytest.approx(1)
-
-
-def test_datasets(write):
-    options = DatasetOptions(masks=True, check_images=False)
-    dataset = CocoDataset(write(content()), write(content()).parent, options)
-    assert box_ap(dataset) == pytest.approx(1)
-
-
 @pytest.mark.parametrize(
     "fields", [{"ignore": 1}, {"ignore": True}, {"isCrowd": 1}, {"iscrowd": 2}, {"iscrowd": -1},
                {"bbox": [0.1, 0.2, 0.5, 0.5]}, {"area": 0}, {"bbox": [25, 25, -20, -20]}],
@@ -97,6 +68,22 @@ def test_values_that_pycocotools_takes_as_they_are(fields, write):
         assert (row["bbox"], row["area"]) == ([5, 5, 20, 20], 400)
 
 
+def test_all_sources_and_skipped_annotations(write):
+    truth = content()
+    for row in truth["annotations"]:
+        row |= {"image_id": str(row["image_id"]), "iscrowd": "0", "area": -5}
+    options = DatasetOptions(masks=True, check_images=False)
+    dataset = CocoDataset(write(truth), write(truth).parent, options)
+    for source in (*sources(truth, write), dataset):
+        assert box_ap(source) == pytest.approx(1)
+    truth["annotations"].append(coco_object([5, 5, 9, 9], 77, 1, id=9))
+    with pytest.raises(DataError, match="77"):
+        box_ap(write(truth))
+    assert box_ap(write(truth), skip_bad=True) == pytest.approx(1)
+    with pytest.raises(DataError, match=r"truth\.json: not valid JSON"):
+        read_coco_gt(write("["))
+
+
 def test_findings_advise_no_keys(write, caplog):
     """There is no config that could be changed."""
     truth = content()
@@ -105,22 +92,6 @@ def test_findings_advise_no_keys(write, caplog):
     box_ap(write(truth))
     assert "crowds (iscrowd 1): 1 of 4" in caplog.text
     assert not re.search(r"[A-Z]+\.[A-Z]", caplog.text)
-
-
-def test_bad_annotations_are_skipped_on_request(write):
-    truth = content()
-    truth["annotations"].append(coco_object([5, 5, 9, 9], 77, 1, id=9))
-    with pytest.raises(DataError, match="77"):
-        box_ap(write(truth))
-    assert box_ap(write(truth), skip_bad=True) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"images": [], "annotations": []}'])
-def test_invalid_annotation_files_are_named(write, text):
-    with pytest.raises(
-        DataError, match=r"truth\.json: (cannot be read|not valid JSON|not in COCO format)"
-    ):
-        read_coco_gt(write(text))
 
 
 def test_most_overlapped_is_the_first_of_the_largest_overlaps() -> None:

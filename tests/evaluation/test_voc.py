@@ -46,12 +46,6 @@ def test_iou_of_half_is_enough(width, ap):
     assert metrics["AP50"] == ap
 
 
-def test_other_image_or_category_does_not_match():
-    for image, category in ((1, 3), (0, 5)):
-        results = detections((image, category, 0.9, 10, 10, 20, 20))
-        assert measure(ground_truth(ONE), results)["per_category"]["cat"] == 0.0
-
-
 def test_difficult_objects_are_ignored():
     truth = ground_truth(ONE, (0, 3, 1, 50, 50, 20, 20), (2, 5, 1, 0, 0, 9, 9))
     results = detections((0, 3, 0.9, 50, 50, 20, 20), (0, 3, 0.8, 50, 50, 20, 20))
