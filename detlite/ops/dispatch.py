@@ -47,13 +47,10 @@ def _load() -> Any:
 
 def kernels_location() -> str:
     """Return the path of the compiled kernels, or why they are not used."""
-    if compiled is not None:
-        return str(compiled.__file__)
-    return (
-        "disabled by DETLITE_KERNELS=0"
-        if kernels_disabled()
-        else "not built, or they cannot be loaded"
-    )
+    problem = "not built, or they cannot be loaded"
+    if kernels_disabled():
+        problem = "disabled by DETLITE_KERNELS=0"
+    return problem if compiled is None else str(compiled.__file__)
 
 
 def kernels_disabled() -> bool:

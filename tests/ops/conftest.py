@@ -48,9 +48,3 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     except RuntimeError as error:
         pytest.skip(str(error))
     yield name
-
-
-@pytest.fixture
-def fallback(request: pytest.FixtureRequest) -> bool:
-    """Return True if the test runs the fallbacks, which round differently from the kernels."""
-    return bool(request.node.callspec.params["device"] == "cpu-fallback")
