@@ -115,19 +115,13 @@ def test_credentials_are_not_in_messages(server, tmp_path):
     assert without_secrets("s3://key:secret@b/c@d") == "s3://...@b/c@d"
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("http://host.invalid", r"/w\.pth: cannot be read \(\[Errno"),
-        ("http://127.0.0.1:{port}", r"/w\.pth: cannot be read after 5 attempts \(.*refused"),
-    ],
-)
 @pytest.mark.usefixtures("at_once")
-def test_unreachable_servers(address, message, tmp_path, free_port):
-    file = tmp_path / "w.pth"
-    with pytest.raises(RemoteError, match=message) as error:
-        download(f"{address.format(port=free_port())}/w.pth", file)
-    assert f"put the file at {file}" in str(error.value)
+def test_unreachable_servers(tmp_path, free_port):
+    message = r"/w\.pth: cannot be read after 5 attempts \(.*refused.*put the file at .*/w\.pth"
+    with pytest.raises(RemoteError, match=message):
+        download(f"http://127.0.0.1:{free_port()}/w.pth", tmp_path / "w.pth")
+    with pytest.raises(RemoteError, match=r"/w\.pth: cannot be read \(\[Errno"):
+        download("http://host.invalid/w.pth", tmp_path / "w.pth")
 
 
 def test_full_disk_keeps_the_received_part(server, tmp_path, monkeypatch):
