@@ -22,7 +22,6 @@ SHOWN_BY = {
     "apps/dataset_check": ["check"],
     "apps/dataset_formats/find_annotations": ["init", "train"],
     "apps/dataset_formats": ["init", "train", "check"],
-    "apps/cli/options": ["predict", "serve"],
     "apps/cli/removed": [],  # they belong to the command of their key
     "apps/drawing": ["train", "predict", "report", "browse", "check"],
     "apps/export/exported_detector": ["predict", "serve"],
@@ -34,26 +33,33 @@ SHOWN_BY = {
     "data/loading": ["train"],
     "engine": ["train"],
     "evaluation": ["report"],
-    **{f"apps/cli/{name}": [name] for name in COMMANDS},
+    **{
+        f"{one.run.__module__[8:].replace('.', '/')}/{name}": [name]
+        for name, one in COMMANDS.items()
+    },
+    "apps/cli/prediction": ["predict", "serve"],
+    "apps/cli/options": ["train"],
 }
 
 
 @pytest.fixture(scope="module")
 def messages(repo_root):
-    """Return the module and the text of each message with a key or an option."""
+    """Return the module and function, and the text of each message with a key or an option."""
     found = []
     for file in sorted((repo_root / "detlite").rglob("*.py")):
-        tree = ast.parse(file.read_text())
-        parts = {part for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values}
-        parts |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)}  # docstrings
         module = file.relative_to(repo_root / "detlite").with_suffix("").as_posix()
-        for node in set(ast.walk(tree)) - parts:
-            pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
-            values = (piece.value if isinstance(piece, ast.Constant) else "{}" for piece in pieces)
-            if isinstance(node, ast.JoinedStr | ast.Constant):
-                text = "".join(map(str, values))
-                if " " in text and (KEY.search(text) or OPTION.search(text)):
-                    found.append((module, text))
+        for part in ast.parse(file.read_text()).body:
+            place = f"{module}/{getattr(part, 'name', '')}"
+            nodes = set(ast.walk(part))
+            parts = {one for n in nodes if isinstance(n, ast.JoinedStr) for one in n.values}
+            parts |= {n.value for n in nodes if isinstance(n, ast.Expr)}  # docstrings
+            for node in nodes - parts:
+                pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+                texts = (one.value if isinstance(one, ast.Constant) else "{}" for one in pieces)
+                if isinstance(node, ast.JoinedStr | ast.Constant):
+                    text = "".join(map(str, texts))
+                    if " " in text and (KEY.search(text) or OPTION.search(text)):
+                        found.append((place, text))
     assert len(found) > 200
     return found
 

@@ -2,10 +2,13 @@
 
 import pytest
 
+from detlite.apps.cli.main import COMMANDS
+
 # Folders of tests that do not belong to a single module of the package.
 OTHER_FOLDERS = {"benchmarks", "fuzz", "projects", "soak", "tools", "wheel"}
 # Tests of several modules together, by folder.
 CROSS_CUTTING = {
+    "apps/cli": {*COMMANDS},
     "apps/serve": {"page"},
     "config": {"what_users_add", "published_files", "restating", "schema", "shipped_configs"},
     "conversion": {"classifiers", "golden", "training"},

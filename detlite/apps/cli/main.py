@@ -1,8 +1,6 @@
 """The command `detlite`, also `python -m detlite` and `torchrun -m detlite`.
 
-Each command is a module of this folder with three parts: a docstring, which is its help text,
-`OPTIONS`, a table of its options, and `run(args)`, which returns the exit status. A command imports
-what it needs inside `run`, so that every help text appears without waiting for torch.
+Each command is a function of a module of this folder, see `options.Command`.
 """
 
 import argparse
@@ -12,18 +10,22 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from detlite import __version__, errors
-from detlite.apps.cli import removed
-from detlite.apps.cli.options import collect_overrides
 from detlite.files.errors import DataError
 from detlite.threads import wait_passively
 
-COMMANDS = (
-    "init", "train", "test", "predict", "serve", "report", "config", "compare", "browse", "check",
-    "convert", "export", "doctor", "analyze",
-)  # fmt: skip
+from . import data, info, models, prediction, removed, reports, training
+from .options import collect_overrides
+
+COMMANDS = {
+    command.run.__name__: command
+    for command in (
+        data.init, training.train, training.test, prediction.predict, prediction.serve,
+        reports.report, info.config, reports.compare, reports.browse, data.check, models.convert,
+        models.export, info.doctor,
+    )
+}  # fmt: skip
 INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 PIPE_CLOSED = 141  # the status of a program ended by SIGPIPE
@@ -61,22 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def summary(name: str) -> str:
     """Return the first line of the help text of a command."""
-    return str(_module(name).__doc__).partition("\n")[0]
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"detlite.apps.cli.{name}")
+    return COMMANDS[name].help.partition("\n")[0]
 
 
 def build_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command, with its help text."""
-    command = _module(name)
+    command = COMMANDS[name]
     parser = argparse.ArgumentParser(
         f"detlite {name}",
-        description=command.__doc__,
+        description=command.help,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for names, settings in command.OPTIONS:
+    for names, settings in command.options:
         parser.add_argument(*names.split(), **settings)
     return parser
 
@@ -84,7 +82,6 @@ def build_parser(name: str) -> argparse.ArgumentParser:
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Parse the arguments of one command, run it and return its exit status."""
     wait_passively()  # before the command imports torch
-    command = _module(name)
     parser = build_parser(name)
     for word, value in pairwise([*arguments, "-"]):
         for option in (word.partition("=")[0], word.replace("=", " ", 1), f"{word} {value}"):
@@ -102,14 +99,14 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
             use_font(args.font)
         # Before torch, which loses a Ctrl-C while it imports numpy.
         importlib.import_module("numpy")
-        status = int(command.run(args))
+        status = COMMANDS[name].run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # for example of `detlite check ... | head`
         _discard_output()
         return PIPE_CLOSED
     except KeyboardInterrupt as stop:  # with a text if the step was saved, see `StopSignals`
-        print(str(stop) or getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
+        print(str(stop) or COMMANDS[name].interrupted, file=sys.stderr)
         return INTERRUPTED if getattr(stop, "signal_name", "SIGINT") == "SIGINT" else STOPPED
     except _USER_ERRORS as error:
         print("error:", "\n".join(map(errors.one_line, str(error).split("\n"))), file=sys.stderr)

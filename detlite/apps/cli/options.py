@@ -1,17 +1,46 @@
 """Options of the commands: how a command declares them, and those that several commands share.
 
-A command has a table of them, `OPTIONS`. The same option has the same name everywhere. Nothing here
-imports torch: `detlite COMMAND --help` must answer immediately.
+The same option has the same name everywhere. Nothing here imports torch: `detlite COMMAND --help`
+must answer immediately.
 """
 
+import inspect
 import re
-from argparse import Action, ArgumentParser, Namespace
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from detlite.errors import ConfigError
-
 Option = tuple[str, dict[str, Any]]  # its names, separated by spaces, and how it is parsed
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+        run: returns the exit status. Its docstring is the help text. It imports what it needs
+            itself, so that every help text appears without waiting for torch.
+        options: the options.
+        interrupted: text after Ctrl-C.
+    """
+
+    run: Callable[[Namespace], int]
+    options: tuple[Option, ...]
+    interrupted: str
+
+    @property
+    def help(self) -> str:
+        """The help text."""
+        return inspect.getdoc(self.run) or ""
+
+
+def command(
+    *options: Option, interrupted: str = "interrupted"
+) -> Callable[[Callable[[Namespace], int]], Command]:
+    """Make a function the command of this name, with these options."""
+    return lambda run: Command(run, options, interrupted)
 
 
 def option(
@@ -33,7 +62,7 @@ def option(
         text += f" (default: {default})"
         settings.setdefault("type", type(default))
     if "minimum" in settings:
-        settings["action"] = _StoreNumber
+        settings["type"] = _at_least(settings.pop("minimum"), settings["type"])
     return names, {"metavar": metavar, "help": text, "default": default, **settings}
 
 
@@ -54,20 +83,6 @@ def weights(text: str, **settings: Any) -> Option:
     return option("--weights", "FILE", text, **settings)
 
 
-def parse_threshold(text: str) -> float | dict[str, float | None]:
-    """Parse a score, "0.5", or scores by category, "car=0.7,bus"."""
-    try:
-        return float(text)
-    except ValueError:
-        rows = [part.rpartition("=") for part in text.split(",")]
-        return {name if sep else last: float(last) if sep else None for name, sep, last in rows}
-
-
-THRESHOLD = option("--threshold", "SCORE", "report detections with at least this score, 0 to 1; or "
-                   "NAME=SCORE,NAME,...: only detections of these categories, with at least their "
-                   "own or the default score (default: the score with the best F1 in training, or "
-                   "0.5)", type=parse_threshold)  # fmt: skip
-TRUST = flag("--trust", "run the code in --weights, if it is a .pt2 file that you trust")
 # How drawings write names. `run_command` applies it.
 FONT = option("--font", "FILE", "TTF, OTF or TTC file for the names in drawings (default: the "
               "first font of the system that has their characters)")  # fmt: skip
@@ -95,19 +110,17 @@ DATA_OPTIONS = (
 )  # fmt: skip
 
 
-class _StoreNumber(Action):
-    """Stores a number that is at least `minimum`."""
+def _at_least(minimum: float, kind: type) -> Callable[[str], float]:
+    """Return a function that parses a number of this type, and refuses smaller ones."""
 
-    def __init__(self, *args: Any, minimum: float, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._minimum = minimum
+    def parse(text: str) -> float:
+        number: float = kind(text)
+        if not number >= minimum:
+            raise ArgumentTypeError(f"{text}: must be at least {minimum}")
+        return number
 
-    def __call__(
-        self, parser: ArgumentParser, namespace: Namespace, value: Any, option: Any = None
-    ) -> None:
-        if not value >= self._minimum:
-            raise ConfigError(f"{option} {value:g}: must be at least {self._minimum}")
-        setattr(namespace, self.dest, value)
+    parse.__name__ = kind.__name__  # in argparse's message for a text that is no number
+    return parse
 
 
 def _is_key(word: Any) -> bool:

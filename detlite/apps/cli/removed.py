@@ -6,6 +6,7 @@ _PRE_LABELS = (
 )
 
 COMMANDS = {
+    "analyze": "count operations with `torch.utils.flop_counter.FlopCounterMode`",
     "benchmark": "run `python -m benchmarks` from a clone",
     "replay": "the error of a loss that is not finite names its images, and the checkpoint before",
     "suggest": f"suggested images were no better than random ones. Label any images: {_PRE_LABELS}",

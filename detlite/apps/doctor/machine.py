@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -127,15 +126,6 @@ def devices() -> list[str]:
 def plural(number: int, word: str) -> str:
     """Return a number with a noun: "1 core", "2 cores"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each row of cells; the first column is aligned left, others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
 
 
 def _has_driver() -> bool:

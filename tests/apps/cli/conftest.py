@@ -35,10 +35,14 @@ def error_of(run_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 
     def run(command: str, *arguments: object) -> str:
         capsys.readouterr()
-        assert run_command(command, *arguments) == 2
+        try:
+            status = run_command(command, *arguments)
+        except SystemExit as exit:  # of argparse
+            status = int(exit.code or 0)
         *_, line = capsys.readouterr().err.splitlines()  # others report progress
-        assert line.startswith("error: ")
-        return line.removeprefix("error: ")
+        assert status == 2
+        assert line.startswith(("error: ", f"detlite {command}: error: "))
+        return line.partition("error: ")[2]
 
     return run
 

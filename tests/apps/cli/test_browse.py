@@ -120,7 +120,7 @@ def test_overlaps_with_anchors(tiny_config):
 def test_invalid_arguments(config, tmp_path, error_of):
     page = tmp_path / "no.html"
     for arguments, message in (
-        (["--count", "0"], "--count 0: must be at least 1"),
+        (["--count", "0"], "--count: 0: must be at least 1"),
         (["DATASETS.TRAIN", "()"], "DATASETS.TRAIN is empty"),
         (["INPUT.MIN_SIZE_TRIAN", "3"], "INPUT.MIN_SIZE_TRAIN"),
     ):

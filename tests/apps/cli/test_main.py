@@ -5,16 +5,16 @@ import re
 import signal
 import subprocess
 import sys
-import types
 from argparse import Namespace
 
 import pytest
 
-from detlite.apps.cli import export, predict
 from detlite.apps.cli.main import COMMANDS, PIPE_CLOSED, main
-from detlite.apps.cli.options import collect_overrides
-from detlite.apps.export.exported_detector import SUFFIXES as EXPORT_FORMATS
-from detlite.apps.prediction_files.writer import FORMATS as RESULT_FORMATS
+from detlite.apps.cli.models import EXPORT_FORMATS
+from detlite.apps.cli.options import collect_overrides, command
+from detlite.apps.cli.prediction import RESULT_FORMATS
+from detlite.apps.export.exported_detector import SUFFIXES
+from detlite.apps.prediction_files.writer import FORMATS
 
 # Options that mean the same in every command; no command may name them differently.
 _SYNONYMS = {
@@ -26,26 +26,18 @@ _SYNONYMS = {
 }
 # Runs a command that prints.
 _PRINTS = """
-import sys, types
-from detlite.apps.cli import main
+import sys
+from detlite.apps.cli import main, options
 {before}
-command = types.ModuleType("detlite.apps.cli.doctor", "A command that prints.")
-command.OPTIONS = ()
-def run(args):
+def doctor(args):
     print("caf\\u00e9 \\u6f22")
     print("to standard error", file=sys.stderr)
     return 0
-command.run = run
-sys.modules[command.__name__] = command
+main.COMMANDS["doctor"] = options.command()(doctor)
 status = main.main(["doctor"])
 sys.stdout and print("status", status)
 sys.exit(status)
 """
-
-
-def test_every_command_has_a_module(repo_root):
-    files = {file.stem for file in (repo_root / "detlite/apps/cli").glob("[a-z]*.py")}
-    assert files - {"main", "options", "removed"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +47,7 @@ def test_every_command_has_a_module(repo_root):
         (["--resume", "train"], "usage: detlite"),
         (["trian", "--batch", "x"], "choose"),
         (["replay", "--batch", "x"], r"replay was removed: .*names its images"),
+        (["analyze"], r"analyze was removed: .*FlopCounterMode"),
         (["suggest"], r"suggest was removed: .*predict --format coco"),
         (["train", "--unlabeled=x"], "--unlabeled was removed: .*predict --format coco"),
         (["export", "--format", "aoti"], "--format aoti was removed: use onnx"),
@@ -107,8 +100,8 @@ def test_help_and_version(option, expected, capsys):
 
 def test_choices_are_those_of_the_implementation():
     """The commands repeat them, because importing the implementation would import torch."""
-    assert sorted(predict.FORMATS) == RESULT_FORMATS.names()
-    assert set(export.FORMATS) == EXPORT_FORMATS.keys()
+    assert sorted(RESULT_FORMATS) == FORMATS.names()
+    assert set(EXPORT_FORMATS) == SUFFIXES.keys()
 
 
 def test_interrupt_of_a_command_is_one_line(monkeypatch, capsys):
@@ -116,8 +109,7 @@ def test_interrupt_of_a_command_is_one_line(monkeypatch, capsys):
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         raise KeyboardInterrupt
 
-    command = types.SimpleNamespace(__doc__="", OPTIONS=(), run=interrupt)
-    monkeypatch.setitem(sys.modules, "detlite.apps.cli.doctor", command)
+    monkeypatch.setitem(COMMANDS, "doctor", command()(interrupt))
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

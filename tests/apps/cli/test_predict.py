@@ -164,7 +164,7 @@ def test_unusable_arguments(weights, photos, tmp_path, error_of, monkeypatch):
     fast = checkpoint(tmp_path / "fast.pth", "MODEL.LOAD_PROPOSALS", True)
     for file, folder, out, opts, message in (
         (tmp_path / "no.pth", photos, tmp_path, "", "no.pth: cannot be read"),
-        (weights, photos, tmp_path, "--batch-size 0", "--batch-size 0: must be at least 1"),
+        (weights, photos, tmp_path, "--batch-size 0", "--batch-size: 0: must be at least 1"),
         (weights, photos, tmp_path, "--threshold 1.1", "threshold 1.1: must be a number in 0..1"),
         (weights, photos, tmp_path, "--threshold no=0.1", "category 'no' (0.1): it"),
         (weights, empty, tmp_path, "", "empty: the folder contains no images"),

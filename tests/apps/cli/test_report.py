@@ -283,8 +283,8 @@ def test_invalid_arguments(run, tmp_path, error_of):
     file = tmp_path / "page.html"
     for arguments, message in (
         ([run, run], "named twice"),
-        ([run, "--resamples", "5"], "--resamples 5: must be at least 100"),
-        ([run, "--examples", "-1"], "--examples -1: must be at least 0"),
+        ([run, "--resamples", "5"], "--resamples: 5: must be at least 100"),
+        ([run, "--examples", "-1"], "--examples: -1: must be at least 0"),
         ([run, "--truth", file], "or one --truth and its --results"),
         (["--truth", file], "or one --truth and its --results"),
         (["--results", file], "or one --truth and its --results"),

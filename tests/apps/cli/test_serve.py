@@ -73,8 +73,8 @@ def test_lower_pixel_limit_applies(weights, served, limit, lower):
 @pytest.mark.parametrize(
     ("options", "opts", "error"),
     [
-        ("--timeout 0", (), "--timeout 0: must be at least 0.001"),
-        ("--max-bytes -1", (), "--max-bytes -1: must be at least 1"),
+        ("--timeout 0", (), "--timeout: 0: must be at least 0.001"),
+        ("--max-bytes -1", (), "--max-bytes: -1: must be at least 1"),
         ("--threshold 2", (), "score threshold 2.0: must be a number in 0..1"),
         ("--port 70000", (), "--port 70000: cannot listen there"),
         ("--host 192.0.2.1", (), "--host 192.0.2.1 --port 8000: cannot listen there"),

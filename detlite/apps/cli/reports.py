@@ -1,23 +1,13 @@
-"""Write an HTML page about one or several runs: metrics, errors, and a comparison.
-
-    detlite report output/cells
-    detlite report output/cells output/cells_larger --output both.html
-    detlite report --truth instances_val.json --results yolo.json mask_rcnn.json
-
-A RUN is the output folder of `detlite train` or `detlite test`, with config.yaml and
-results_<dataset>.json. With --truth and --results, the page is about detections of any framework
-in COCO's format. If there are several runs or result files, the page compares the others with the
-first one. The page is a single HTML file that works offline. docs/report.md explains it.
-KEY VALUE pairs override keys of the config, such as those that a message names.
-"""
+"""Commands that write about runs and training images: report, compare, browse."""
 
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-from detlite.apps.cli.options import FONT, OVERRIDES, flag, option
+from .options import FONT, OVERRIDES, command, config, flag, option
 
-OPTIONS = (
+
+@command(
     option("runs", "RUN", "output folders of runs", nargs="*"),
     option("--truth", "FILE", "COCO annotation file of the --results", type=Path),
     option("--results", "FILE", "COCO result files, instead of runs", type=Path, nargs="+"),
@@ -40,9 +30,19 @@ OPTIONS = (
     FONT,
     OVERRIDES,
 )  # fmt: skip
+def report(args: Namespace) -> int:
+    """Write an HTML page about one or several runs: metrics, errors, and a comparison.
 
+        detlite report output/cells
+        detlite report output/cells output/cells_larger --output both.html
+        detlite report --truth instances_val.json --results yolo.json mask_rcnn.json
 
-def run(args: Namespace) -> int:
+    A RUN is the output folder of `detlite train` or `detlite test`, with config.yaml and
+    results_<dataset>.json. With --truth and --results, the page is about detections of any
+    framework in COCO's format. If there are several runs or result files, the page compares the
+    others with the first one. The page is a single HTML file that works offline. docs/report.md
+    explains it. KEY VALUE pairs override keys of the config, such as those that a message names.
+    """
     from detlite.apps.report.report_page import report_page
     from detlite.apps.report.runs import read_detections, read_run, run_names
     from detlite.config import ConfigError
@@ -69,4 +69,51 @@ def run(args: Namespace) -> int:
         page = report_page(runs, args.resamples, args.seed, args.examples, print)
         write_file(output, page.encode())
     print(f"{output}: {len(page.encode()) / 2**20:.1f} MiB")
+    return 0
+
+
+@command(
+    option("runs", "RUN", "output folders of `detlite train` or `detlite test`", nargs="+",
+           type=Path),
+    option("--format", None, "format of the table", "text", choices=["text", "markdown", "csv"]),
+)  # fmt: skip
+def compare(args: Namespace) -> int:
+    """Print a table of runs: the config keys in which they differ, and their metrics.
+
+        detlite compare output/cells output/cells_larger
+        detlite compare output/cells_seed* --format markdown
+
+    Runs that differ by SEED only are one row, with the mean and the standard deviation of each
+    metric. `detlite report` compares the detections of runs."""
+    from detlite.apps.report.run_table import format_rows, run_table
+    from detlite.apps.report.runs import read_run, run_names
+
+    runs = list(map(read_run, args.runs, run_names(args.runs)))
+    print(format_rows(run_table(runs), args.format))
+    return 0
+
+
+@command(
+    config(None),
+    option("--count", None, "number of images to show", 24, minimum=1),
+    option("--output", "FILE", "HTML file to write", "browse.html", type=Path),
+    FONT,
+    OVERRIDES,
+)  # fmt: skip
+def browse(args: Namespace) -> int:
+    """Write an HTML page of augmented training images with their objects.
+
+        detlite browse --config cells.yaml --count 24 --output browse.html
+        detlite browse --config cells.yaml INPUT.MIN_SIZE_TRAIN "(640,)"
+
+    The page shows the images of the first training batches, exactly as training with the same SEED
+    uses them. It also lists the objects that no anchor fits. docs/report.md explains the page.
+    """
+    from detlite.apps.report.browse_page import browse_page
+    from detlite.config import load_config
+    from detlite.files.atomic_write import write_file
+
+    page = browse_page(load_config(args.config, args.overrides), args.count)
+    write_file(args.output, page.encode())
+    print(f"{args.output}: {len(page.encode()) / 2**20:.1f} MiB")
     return 0
