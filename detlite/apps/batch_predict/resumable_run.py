@@ -27,11 +27,12 @@ MANIFEST, PROGRESS = "manifest.json", "progress.jsonl"
 
 @dataclass
 class Totals:
-    """Numbers of processed images and frames of videos, unreadable images, and objects."""
+    """Numbers of processed images and frames, unreadable images, objects and videos."""
 
     images: int = 0
     unreadable: int = 0
     objects: int = 0
+    videos: int = 0
 
     def add(self, entry: Entry) -> None:
         """Count an entry."""
@@ -39,9 +40,11 @@ class Totals:
         self.objects += 0 if is_problem else len(entry["objects"])
         self.unreadable += is_problem
         self.images += not is_problem
+        self.videos += entry["image"].get("frame") == 0
 
     def __str__(self) -> str:
-        return f"{self.images} images done, {self.unreadable} unreadable, {self.objects} objects"
+        kind = "images and video frames" if self.videos else "images"
+        return f"{self.images} {kind} done, {self.unreadable} unreadable, {self.objects} objects"
 
 
 class ResumableRun:

@@ -304,11 +304,11 @@ def test_videos_among_images(run, weights, photos, tmp_path, monkeypatch, capsys
         patch.setattr(predict_run, "predict_video", stopped)
         assert run(*arguments) == 130
         assert run(*last, "--track") == 0
-    assert "1 images done" in capsys.readouterr().out
+    assert "1 images and video frames done" in capsys.readouterr().out
     assert run(*arguments) == 1
     output = capsys.readouterr()
     assert "text.mp4: cannot be read as a video" in output.err
-    assert "6 images done, 1 unreadable" in output.out
+    assert "6 images and video frames done, 1 unreadable" in output.out
     images = json.loads((tmp_path / "out/images.json").read_text())["images"]
     assert [
         (image["id"], Path(image["file_name"]).name, image.get("frame")) for image in images
