@@ -53,18 +53,16 @@ def test_the_cpu_uses_its_kernels(monkeypatch):
     assert not called
 
 
-@pytest.mark.parametrize(("hip", "home"), [(None, "CUDA_HOME"), ("7.0", "ROCM_HOME")])
-def test_warning_for_gpus_says_how_to_build(warnings, monkeypatch, hip, home):
+@pytest.mark.parametrize(
+    ("kind", "hip", "home"),
+    [("cuda", None, "CUDA_HOME"), ("cuda", "7.0", "ROCM_HOME"), ("mps", None, "")],
+)
+def test_warning_of_a_device_says_how_to_build(warnings, monkeypatch, kind, hip, home):
     monkeypatch.setattr(torch.version, "hip", hip)
     for _ in range(2):
-        dispatch._warn("cuda")
-    assert warnings.text.count(f"Build detlite with {home} set") == 1
-
-
-def test_warning_for_other_devices(warnings):
-    dispatch._warn("mps")
-    assert "no compiled kernels for mps" in warnings.text
-    assert "_HOME" not in warnings.text
+        dispatch._warn(kind)
+    assert warnings.text.count(f"no compiled kernels for {kind}") == 1
+    assert warnings.text.count(f"Build detlite with {home} set" if home else "_HOME") == bool(home)
 
 
 def test_devices_without_torchvision_kernels_use_the_cpu():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from detlite.structures.masks.editing import (
     crop_to_window,
@@ -36,12 +37,9 @@ def polygons():
 
 
 def cut_bitmaps(bitmaps, top, left, height, width):
-    """Crop bitmaps pixel by pixel."""
-    cut = np.zeros((len(bitmaps), height, width), np.uint8)
-    for y in range(max(-top, 0), min(height, bitmaps.shape[1] - top)):
-        for x in range(max(-left, 0), min(width, bitmaps.shape[2] - left)):
-            cut[:, y, x] = bitmaps[:, y + top, x + left]
-    return cut
+    """Crop or pad bitmaps to a window."""
+    sides = -left, left + width - bitmaps.shape[2], -top, top + height - bitmaps.shape[1]
+    return F.pad(torch.from_numpy(bitmaps.copy()), sides).numpy()
 
 
 @pytest.mark.parametrize("window", WINDOWS)
