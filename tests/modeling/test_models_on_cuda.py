@@ -1,6 +1,11 @@
-"""Whole models on a GPU, compared with the CPU."""
+"""Whole models on a GPU, compared with the CPU.
+
+test_other_device.py runs these tests in a separate process on a device without kernels.
+"""
 
 import copy
+import os
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +13,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import detlite
+from detlite import ops
+from detlite.apps.doctor import machine
 from detlite.apps.doctor.operator_checks import operator_errors
 from detlite.inference.optimize import optimize
-from detlite.modeling.build import build_model
+from detlite.modeling.build import build_model, torch_device
 from tests.modeling.family import (
     FAMILY,
     family_batch,
@@ -19,39 +26,58 @@ from tests.modeling.family import (
     train_and_resume,
 )
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+NAME = os.environ.get("DETLITE_TEST_DEVICE", "cuda")
+IS_CUDA = NAME == "cuda"
+KINDS = FAMILY if IS_CUDA else ["c4", "keypoint", "cascade", "retinanet"]
+DTYPES = ["float32", "bfloat16", "float16"] if IS_CUDA else ["float32"]
+if not IS_CUDA:
+    from tests.modeling.other_device import OtherDevice
+
+pytestmark = pytest.mark.skipif(
+    IS_CUDA and not torch.cuda.is_available(), reason="needs a CUDA device"
+)
+only_cuda = pytest.mark.skipif(not IS_CUDA, reason="the device has no half types")
+only_other = pytest.mark.skipif(IS_CUDA, reason="the device has kernels")
 
 
 @pytest.fixture(autouse=True)
-def float32_without_tf32(monkeypatch):
+def device(monkeypatch):
+    """Make the device available, and float32 exact; returns a simulated device."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    if IS_CUDA:
+        yield None
+    else:
+        with OtherDevice() as simulated:
+            yield simulated
 
 
-def to(device, tree):
-    return pytree.tree_map_only(Tensor, lambda x: x.to(device), tree)
+def on_cpu(tree: Any) -> Any:
+    return pytree.tree_map_only(Tensor, Tensor.cpu, tree)
 
 
-def records_on(device, records):
-    return [record if record is None else record.to(device) for record in records]
+def moved(records: Any) -> list[Any]:
+    return [record if record is None else record.to(torch.device(NAME, 0)) for record in records]
 
 
-@pytest.mark.parametrize("family", FAMILY)
-@pytest.mark.parametrize("static_shapes", [False, True])
-def test_results_are_those_of_the_cpu(family, static_shapes, tiny_config):
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("static_shapes", [False, True] if IS_CUDA else [True])
+def test_results_are_those_of_the_cpu(family, static_shapes, tiny_config, device):
     model = build_model(family_config(family, tiny_config)).train()
-    on_cuda = copy.deepcopy(model).cuda()
+    there = copy.deepcopy(model).to(NAME)
     records = family_batch(model)
-    there = records_on("cuda", records)
-    model.static_shapes = on_cuda.static_shapes = static_shapes
-    losses, gradients = to("cpu", losses_and_gradients(model, *records))
-    losses_cuda, gradients_cuda = to("cpu", losses_and_gradients(on_cuda, *there))
-    torch.testing.assert_close(losses_cuda, losses, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(gradients_cuda, gradients, rtol=1e-3, atol=1e-4)
+    others = moved(records)
+    model.static_shapes = there.static_shapes = static_shapes
+    losses, gradients = losses_and_gradients(model, *records)
+    actual_losses, actual_gradients = on_cpu(losses_and_gradients(there, *others))
+    torch.testing.assert_close(actual_losses, losses, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual_gradients, gradients, rtol=1e-3, atol=1e-4)
     with torch.no_grad():
         expected = model.eval().predict(records[0], records[2])
-        actual = to("cpu", on_cuda.eval().predict(there[0], there[2]))
+        detections = there.eval().predict(others[0], others[2])
+    assert detections.boxes.device.type == NAME
     assert expected.valid.any()
-    for one, other in zip(actual.per_image(), expected.per_image(), strict=True):
+    assert device is None or any("match_boxes" in name for name in device.called)
+    for one, other in zip(on_cpu(detections).per_image(), expected.per_image(), strict=True):
         # Detections with equal scores up to rounding have no order, and the last one of an image
         # can be another one with such a score.
         assert len(one.boxes) == len(other.boxes)
@@ -63,40 +89,84 @@ def test_results_are_those_of_the_cpu(family, static_shapes, tiny_config):
         assert (same.any(dim=0) | (other.scores <= last)).all()
 
 
+@only_cuda
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["mask", "c4", "keypoint", "cascade", "retinanet"])
 def test_half_precision_losses_are_close(family, dtype, tiny_config):
     model = build_model(family_config(family, tiny_config)).train().cuda()
-    records = records_on("cuda", family_batch(model))
-    losses, _ = to("cpu", losses_and_gradients(model, *records))
+    records = moved(family_batch(model))
+    losses, _ = on_cpu(losses_and_gradients(model, *records))
     model.zero_grad()
     with torch.autocast("cuda", getattr(torch, dtype)):
-        half, gradients = to("cpu", losses_and_gradients(model, *records))
+        half, gradients = on_cpu(losses_and_gradients(model, *records))
     torch.testing.assert_close(half, losses, rtol=0.1, atol=0.05)
     assert all(gradient.isfinite().all() for gradient in gradients.values())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.no_grad()
 def test_optimized_model_detects(dtype, tiny_config):
-    model = build_model(family_config("mask", tiny_config)).eval().cuda()
-    images, _, _ = family_batch(model)
-    images = images.to("cuda")
+    cfg = family_config("mask", tiny_config, "MODEL.RESNETS.NORM", "FrozenBN")
+    model = build_model(cfg).eval().to(NAME)
+    images = family_batch(model)[0].to(torch.device(NAME, 0))
     expected = model.predict(images)
     actual = optimize(copy.deepcopy(model), dtype).predict(images)
     assert actual.valid.any()
     if dtype == "float32":
-        torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-2)
+        boxes = on_cpu([actual.boxes, expected.boxes])
+        torch.testing.assert_close(*boxes, rtol=1e-4, atol=1e-2)
 
 
 def test_the_checks_of_doctor_pass():
-    assert set(operator_errors("cuda").values()) == {""}
+    assert set(operator_errors(NAME).values()) == {""}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_run_trains_saves_evaluates_and_resumes(dtype, make_coco_dataset, tmp_path):
+    """Also the loss on the test set, and the device's own generator in checkpoints."""
     data = make_coco_dataset(images=4, size=(64, 96))
-    train_and_resume(data, tmp_path / "run", {"MODEL.DEVICE": "cuda", "DTYPE": dtype})
-    predictor = detlite.Predictor(tmp_path / "run" / "model_final.pth")
-    assert next(predictor.model.parameters()).device.type == "cuda"
-    predictor((torch.rand(64, 96, 3) * 255).byte().numpy())
+    settings = {
+        "MODEL.DEVICE": NAME,
+        "DTYPE": dtype,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
+        "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+        "MODEL.GROUP_NORM.NUM_GROUPS": 4,
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 16,
+        "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
+        "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
+        "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
+        "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 30,
+    }
+    train_and_resume(data, tmp_path / "run", settings)
+    file = tmp_path / "run" / "model_final.pth"
+    (generators,) = torch.load(file, weights_only=True)["training"]["rng"]
+    assert NAME in generators
+    if IS_CUDA:
+        predictor = detlite.Predictor(file)
+        assert next(predictor.model.parameters()).device.type == "cuda"
+        predictor((torch.rand(64, 96, 3) * 255).byte().numpy())
+
+
+@only_other
+def test_a_device_without_kernels():
+    assert torch_device(NAME).type == NAME
+    assert machine.devices() == ["cpu", NAME]
+    assert not ops.has_kernels(NAME)
+    with pytest.raises(TypeError, match="no float64"):
+        torch.zeros(3, dtype=torch.float64, device=NAME)
+    with pytest.raises(AssertionError, match="two devices"):
+        torch.ones(3, device=NAME) + torch.ones(3)
+
+
+@only_other
+def test_masks_stay_on_the_cpu(tiny_config):
+    _, truth, _ = family_batch(build_model(family_config("mask", tiny_config)))
+    index, boxes = torch.tensor([0, -1, 2]), torch.tensor([[5.0, 5, 25, 30]]).repeat(3, 1)
+    expected = ops.crop_masks(*truth.masks.tensors(), index, boxes, 14, False)
+    there = truth.to(torch.device(NAME, 0)).masks
+    assert there.values.device.type == "cpu"
+    actual = ops.crop_masks(*there.tensors(), index.to(NAME), boxes.to(NAME), 14, False)
+    assert actual.device.type == NAME
+    assert expected.any()
+    assert torch.equal(actual.cpu(), expected)

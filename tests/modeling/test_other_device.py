@@ -1,4 +1,4 @@
-"""Run on_other_device.py in a separate process, because the simulated device changes torch."""
+"""Run the tests of GPUs on a simulated device, in a process whose torch it changes."""
 
 import os
 import subprocess
@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
 
 @pytest.mark.slow
 def test_models_on_a_device_without_kernels():
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    ran = subprocess.run(
-        [*command, str(HERE / "on_other_device.py")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    file = Path(__file__).with_name("test_models_on_cuda.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "DETLITE_TEST_DEVICE": "other"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=env)
     assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-5000:]
     assert " passed" in ran.stdout
