@@ -37,15 +37,9 @@ REGISTRY_MODULES = [
 ]
 # Registries through which the core finds the applications, or these their formats.
 INTERNAL = {
-    "CONFIG_BUILDERS",
-    "CONVERTERS",
-    "DRAWINGS",
-    "ENGINES",
-    "FORMATS",
-    "PREDICTION_WRITERS",
-    "FINDERS",
-    "READERS",
-}
+    "CONFIG_BUILDERS", "CONVERTERS", "DRAWINGS", "ENGINES", "FORMATS", "PREDICTION_WRITERS",
+    "FINDERS", "READERS",
+}  # fmt: skip
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE + DETECTOR_PAGE, re.DOTALL)
 
 

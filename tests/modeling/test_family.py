@@ -103,6 +103,20 @@ def the_heads_train_on_little_more_than_the_foreground(case: Case) -> None:
         assert 0 < foreground <= len(rois) <= foreground + 8 < 200
 
 
+def shared_features_are_those_of_the_rows_of_the_head(case: Case) -> None:
+    """A head that computes the features of the box head again is trained and predicts the same."""
+    for static in (False, True):
+        results = []
+        for again in (False, True):
+            model = deepcopy(case.model)
+            model.static_shapes, heads = static, model.roi_heads
+            model.sampler = replace(model.sampler, positive_fraction=0.3)
+            heads.mask.feature_extractor = heads.box.feature_extractor if again else None
+            training = losses_and_gradients(model, *case.batch)
+            results.append((training, predict(case, model).mask_probs))
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
+
+
 def padding_of_ground_truth_has_no_effect(case: Case) -> None:
     images, truth, proposals = case.batch
     masks, (count, length) = truth.masks, truth.labels.shape
@@ -205,6 +219,7 @@ PROPERTIES: dict[Callable[[Case], None], tuple[Any, Any]] = {
     # Padding is no part of batch statistics.
     static_shapes_train_the_same: ((*FAMILY, "BN, convolutions", "c4, batch norm"), ()),
     the_heads_train_on_little_more_than_the_foreground: (("keypoint",), ()),
+    shared_features_are_those_of_the_rows_of_the_head: (("c4",), ()),
     padding_of_ground_truth_has_no_effect: (("mask", "cascade", "retinanet", "proposals"), ("c4",)),
     exported_models_detect_the_same: (
         (),
