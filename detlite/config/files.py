@@ -1,7 +1,6 @@
 """Read YAML files with their `_BASE_` files, and expand variables in paths."""
 
 import itertools
-import math
 import os
 import re
 from pathlib import Path
@@ -14,7 +13,6 @@ from detlite.files.reading import read_file
 
 _MAX_BYTES = 1 << 24
 _MAX_VALUES, _MAX_DEPTH = 100_000, 100
-_TOO_MANY = f"more than {_MAX_VALUES} values"
 _MAX_NUMBER = 100  # characters
 _MAX_FILES = 100  # that a config is made of
 
@@ -98,8 +96,6 @@ def parse_yaml(text: str, source: Path) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        if _expanded_size(node, {}) > _MAX_VALUES:
-            raise ConfigError(f"{source}: aliases are recursive or expand to {_TOO_MANY}")
         _merge_sections(node, source)
         return loader.construct_document(node)
     except ConfigError:
@@ -112,26 +108,25 @@ def parse_yaml(text: str, source: Path) -> Any:
 
 def _check_size(text: str, source: Path) -> None:
     """Refuse too many or too deeply nested values, before they take memory and time."""
-    count = depth = 0
+    count = 0
+    sizes: dict[str, int] = {}  # the number of values by anchor; recursive ones are unknown
+    parents: list[tuple[str, int]] = []  # anchor and count of the open sections
     for event in yaml.parse(text, Loader=_Loader):
-        count += not isinstance(event, yaml.CollectionEndEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, start = parents.pop()
+            sizes[anchor] = count - start
+        elif isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, _MAX_VALUES)
+        elif isinstance(event, yaml.NodeEvent):
+            sizes[event.anchor] = 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                sizes.pop(event.anchor)
+                parents.append((event.anchor, count))
+            count += 1
+        if len(parents) > _MAX_DEPTH:
             raise ConfigError(f"{source}: is nested too deeply, more than {_MAX_DEPTH} levels")
         if count > _MAX_VALUES:
-            raise ConfigError(f"{source}: has {_TOO_MANY}")
-
-
-def _expanded_size(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-    """Count the values of a node after expanding its aliases."""
-    if node not in known:
-        known[node] = math.inf  # until counted: a recursive alias is infinite
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        if isinstance(node, yaml.MappingNode):
-            parts = itertools.chain(*parts)
-        known[node] = 1 + sum(_expanded_size(part, known) for part in parts)
-    return known[node]
+            raise ConfigError(f"{source}: has more than {_MAX_VALUES} values, or a recursive alias")
 
 
 def _merge_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:

@@ -47,11 +47,11 @@ def test_file_changes_only_its_keys(write):
         ("a: !!bool maybe", "is not YAML"),
         ('a: !!int ""', "is not YAML"),
         ("a: [" + "1," * 150_000 + "1]", "has more than 100000 values"),
-        ("a: &a [*a]", "aliases are recursive or expand to more than 100000 values"),
+        ("a: &a [*a]", "has more than 100000 values, or a recursive alias"),
         (
             "a: &a [x, x, x, x, x, x, x, x, x]\n"
             + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")),
-            "expand to more than 100000 values",
+            "has more than 100000 values",
         ),
         ("just words", "contains str instead of keys and values"),
         ("MODEL:\nSEED: 1", "unknown config key MODEL (a section with keys such as MODEL."),

@@ -14,7 +14,6 @@ from detlite import ops
 from detlite.ops.dispatch import use_fallback_ops
 from detlite.structures.masks.packed import PackedMasks
 
-_Function = Callable[..., Any]
 _random = torch.Generator().manual_seed(0)
 _CORNERS = 60 * torch.rand(200, 2, generator=_random)
 _BOXES = torch.cat([_CORNERS, _CORNERS + 8 + 24 * torch.rand(200, 2, generator=_random)], dim=1)
@@ -25,7 +24,7 @@ _ROIS = torch.tensor([[0.0, 4.0, 3.0, 20.0, 19.0], [0.0, 8.5, 6.25, 11.5, 12.25]
 
 def operator_errors(device: str) -> dict[str, str]:
     """Return an error message for each operator on a device; "" if the operator is correct."""
-    return {name: _error(*check, device) for name, check in _CHECKS.items()}
+    return {name: _error(name, inputs, device) for name, inputs in _INPUTS.items()}
 
 
 def print_checks(device: str) -> int:
@@ -39,7 +38,8 @@ def print_checks(device: str) -> int:
     return sum(map(bool, errors.values()))
 
 
-def _error(run: _Function, inputs: tuple[Any, ...], device: str) -> str:
+def _error(name: str, inputs: tuple[Any, ...], device: str) -> str:
+    run = _OWN_FUNCTIONS.get(name) or getattr(ops, name)
     on_device = pytree.tree_map_only(Tensor, lambda x: x.to(device), inputs)
     try:
         actual = run(*on_device)
@@ -64,46 +64,31 @@ def _padded_nms(boxes: Tensor, scores: Tensor, groups: Tensor) -> Tensor:
     return index[kept]
 
 
-def _match_boxes(truth: Tensor, candidates: Tensor) -> tuple[Tensor, ...]:
-    valid = torch.ones(1, len(truth), dtype=torch.bool, device=truth.device)
-    return tuple(x[0] for x in ops.match_boxes(truth[None], valid, candidates))
-
-
-def _crop_masks(box: Tensor) -> Tensor:
-    """Crop a mask that covers the left half of the box."""
-    ring = [[2.0, 2.0, 10.0, 2.0, 10.0, 18.0, 2.0, 18.0]]
-    masks = PackedMasks.from_segmentations([ring], 24, 32, as_rle=False).to(box.device)
-    index = torch.zeros(1, dtype=torch.int64, device=box.device)
-    return ops.crop_masks(*masks.tensors(), index, box, 8, soft=False)
-
-
-def _heatmap_peaks(box: Tensor) -> tuple[Tensor, Tensor]:
-    """Find a peak in a map with one cell per pixel."""
-    maps = torch.zeros(1, 1, 8, 8, device=box.device)
-    maps[0, 0, 2, 5] = 10
-    points, scores = ops.heatmap_peaks(maps, box)
-    return points[0, 0, :2], scores[0]
-
-
 def _paste_masks(box: Tensor) -> Tensor:
     (mask,) = ops.paste_masks(torch.ones(1, 28, 28, device=box.device), box, (24, 32))
     return PackedMasks.from_segmentations([mask], 24, 32, as_rle=True).bitmaps(24, 32)[0].bool()
 
 
-# The operator, and its inputs.
-_CHECKS: dict[str, tuple[_Function, tuple[Any, ...]]] = {
-    "roi_align": (lambda *x: ops.roi_align(*x), (_FEATURES, _ROIS, 4, 1.0, 2, True)),
-    "roi_align_gradient": (_gradient, (_FEATURES, _ROIS)),
-    "roi_pool": (lambda *x: ops.roi_pool(*x), (_FEATURES, _ROIS, 4, 1.0)),
-    "nms": (lambda *x: ops.nms(*x), (_BOXES, _SCORES, 0.4)),
-    "batched_nms": (lambda *x: ops.batched_nms(*x), (_BOXES, _SCORES, _GROUPS, 0.4)),
-    "padded_nms": (_padded_nms, (_BOXES, _SCORES, _GROUPS)),
-    "match_boxes": (_match_boxes, (_BOXES[:9], _BOXES[9:])),
-    "sigmoid_focal_loss": (
-        lambda *x: ops.sigmoid_focal_loss(*x),
-        (torch.linspace(-6, 6, 40), torch.arange(40.0) % 2),
-    ),
-    "crop_masks": (_crop_masks, (torch.tensor([[2.0, 2.0, 18.0, 18.0]]),)),
-    "heatmap_peaks": (_heatmap_peaks, (torch.tensor([[10.0, 20.0, 18.0, 28.0]]),)),
-    "paste_masks": (_paste_masks, (torch.tensor([[3.0, 4.0, 11.0, 10.0]]),)),
+_MASKS = PackedMasks.from_segmentations([[[2.0, 2, 10, 2, 10, 18, 2, 18]]], 24, 32, as_rle=False)
+_LEFT = torch.tensor([[2.0, 2, 18, 18]])  # a box whose left half the mask covers
+_PEAK = torch.zeros(1, 1, 8, 8)
+_PEAK[0, 0, 2, 5] = 10
+# The inputs of each operator.
+_INPUTS: dict[str, tuple[Any, ...]] = {
+    "roi_align": (_FEATURES, _ROIS, 4, 1.0, 2, True),
+    "roi_align_gradient": (_FEATURES, _ROIS),
+    "roi_pool": (_FEATURES, _ROIS, 4, 1.0),
+    "nms": (_BOXES, _SCORES, 0.4),
+    "batched_nms": (_BOXES, _SCORES, _GROUPS, 0.4),
+    "padded_nms": (_BOXES, _SCORES, _GROUPS),
+    "match_boxes": (_BOXES[None, :9], torch.ones(1, 9, dtype=torch.bool), _BOXES[9:]),
+    "sigmoid_focal_loss": (torch.linspace(-6, 6, 40), torch.arange(40.0) % 2),
+    "crop_masks": (*_MASKS.tensors(), torch.tensor([0]), _LEFT, 8, False),
+    "heatmap_peaks": (_PEAK, torch.tensor([[10.0, 20, 18, 28]])),
+    "paste_masks": (torch.tensor([[3.0, 4, 11, 10]]),),
+}
+_OWN_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "roi_align_gradient": _gradient,
+    "padded_nms": _padded_nms,
+    "paste_masks": _paste_masks,
 }
