@@ -28,6 +28,7 @@ from detlite.distributed import (
 
 TWO_PROCESSES = """
     import json, sys, torch
+    import numpy as np
     from torch import nn
     from detlite.config import ConfigError
     from detlite.distributed import *
@@ -53,7 +54,7 @@ TWO_PROCESSES = """
             "main": is_main(),
             "any": [any_process(r == 1), any_process(False)],
             "gathered": all_gather_objects({"part": "x" * r}),
-            "on_rank_0": gather_objects({"part": "x" * r}),
+            "on_rank_0": [x.tolist() for x in gather_objects(np.arange(3 * r)) or ()],
             "mean": reduce_mean({"a": float(r), "b": 4.0 * r}),
             "weight": layer.weight.item(),
             "gradient": layer.weight.grad.item(),
@@ -117,7 +118,7 @@ def test_two_processes(tmp_path, free_port):
             "main": number == 0,
             "any": [True, False],
             "gathered": [{"part": ""}, {"part": "x"}],
-            "on_rank_0": None if number else [{"part": ""}, {"part": "x"}],
+            "on_rank_0": [] if number else [[], [0, 1, 2]],
             "mean": {"a": 0.5, "b": 2.0},
             "weight": 10.0,  # rank 0's, everywhere
             "gradient": 2.0,  # the mean of 1 and 3

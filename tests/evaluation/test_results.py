@@ -1,29 +1,23 @@
 """Results: conversion of detections, COCO entries, and results files."""
 
-import contextlib
-import io
 import json
-import multiprocessing
-import os
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from pycocotools import mask as rle_codec
-from pycocotools.coco import COCO
 from torch import Tensor
 
 from detlite.conventions import CONVENTIONS
 from detlite.data import DataError
-from detlite.distributed import process_group
 from detlite.evaluation import Results, coco_results, to_coco_results
 from detlite.evaluation import results as results_module
 from detlite.evaluation.detection_results import categories_of
 from detlite.evaluation.results import gather_results, write_results
 from detlite.structures.instances import Detections
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
+from tests.builders import coco_content, make_coco
 
 CATEGORIES = [{"id": 7, "name": "cell"}, {"id": 90, "name": "speck"}]
 
@@ -223,20 +217,13 @@ def test_results_file_is_written_in_chunks(tmp_path, monkeypatch, count):
     file = tmp_path / "results.json"
     write_results(make_results(count), file)
     assert json.loads(file.read_text()) == list(make_results(count).to_coco())
+    truth = make_coco(coco_content(categories=["cat", "dog"]))
+    if count:
+        read = truth.loadRes(str(file))
+        assert [row["bbox"] for row in read.loadAnns(read.getAnnIds())] == [
+            [n, 0.5, 2.0, 3.0] for n in range(count)
+        ]
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
-
-
-def test_pycocotools_reads_a_results_file(tmp_path):
-    truth = COCO()
-    truth.dataset = {"info": {}, "images": [{"id": 1}], "annotations": [],
-                     "categories": [{"id": 2}]}  # fmt: skip
-    write_results(make_results(3), tmp_path / "results.json")
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-        read = truth.loadRes(str(tmp_path / "results.json"))
-    assert [row["bbox"] for row in read.loadAnns(read.getAnnIds())] == [
-        [n, 0.5, 2.0, 3.0] for n in (0.0, 1.0, 2.0)
-    ]
 
 
 def image_results(image_id: int, count: int, **options: bool) -> Results:
@@ -249,60 +236,19 @@ def image_results(image_id: int, count: int, **options: bool) -> Results:
 
 
 @pytest.mark.parametrize("options", [{}, {"masks": True}, {"masks": True, "keypoints": True}])
-def test_images_are_concatenated(options):
+def test_images_and_processes_are_concatenated(options, monkeypatch):
+    """Rank 0 gets all results by rank, also if a process has no detections or no images."""
     parts = [image_results(n, count, **options) for n, count in enumerate((2, 0, 3))]
     collected = gather_results(parts)
-    assert collected is not None
     assert list(collected.to_coco()) == [row for part in parts for row in part.to_coco()]
     assert collected.scores.dtype == np.float32
-
-
-@pytest.mark.parametrize("parts", [[], [image_results(1, 0, masks=True)]])
-def test_images_without_detections(parts):
-    results = gather_results(parts)
-    assert results is not None
-    assert len(results) == 0
-
-
-COUNTS = [  # for each call and rank, the images with their numbers of detections
-    [[(0, 2), (3, 1)], [(1, 3)], [(2, 1)]],
-    [[], [(1, 2)], [(2, 0)]],
-    [[(0, 0)], [], []],
-]
-
-
-def gather_in_process(number: int, port: int, queue: Any) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3",
-                   "RANK": str(number), "LOCAL_RANK": str(number)}  # fmt: skip
-    with process_group("cpu"):
-        for counts in COUNTS:
-            parts = [image_results(image, count, masks=True) for image, count in counts[number]]
-            gathered = gather_results(parts)
-            queue.put((number, None if gathered is None else list(gathered.to_coco())))
-
-
-@pytest.mark.slow
-def test_three_processes(free_port):
-    """Rank 0 gets all results by rank, also if a process has no detections or no images."""
-    context = multiprocessing.get_context("fork")  # the processes need not import torch again
-    queue, port = context.Queue(), free_port()
-    processes = [
-        context.Process(target=gather_in_process, args=(number, port, queue), daemon=True)
-        for number in range(3)
-    ]
-    for process in processes:
-        process.start()
-    gathered = [queue.get(timeout=120) for _ in range(3 * len(COUNTS))]
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert [rows for number, rows in gathered if number] == [None] * 6
-    assert [rows for number, rows in gathered if number == 0] == [
-        [
-            row
-            for images in call
-            for image, count in images
-            for row in image_results(image, count, masks=True).to_coco()
-        ]
-        for call in COUNTS
-    ]
+    assert len(gather_results([])) == len(gather_results([parts[1]])) == 0
+    of_ranks = [[], [parts[1]], [gather_results([])], [parts[0]]]
+    monkeypatch.setattr(results_module, "gather_objects", lambda sent: of_ranks)
+    gathered = gather_results([parts[2]])
+    assert list(gathered.to_coco()) == [*parts[2].to_coco(), *parts[0].to_coco()]
+    monkeypatch.setattr(results_module, "is_main", lambda: False)
+    sent = []
+    monkeypatch.setattr(results_module, "gather_objects", sent.extend)
+    assert gather_results(parts) is None
+    assert list(sent[0].to_coco()) == list(collected.to_coco())
