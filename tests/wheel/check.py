@@ -14,6 +14,7 @@ Exit status: 0, or 1 if there is a problem or no environment could be made.
 """
 
 import argparse
+import itertools
 import os
 import re
 import shutil
@@ -98,12 +99,10 @@ def version_of(python: str) -> tuple[int, int] | None:
     """Return the version of an interpreter, or None if it does not run."""
     program = "import sys; print(*sys.version_info[:2])"
     try:
-        done = subprocess.run([python, "-c", program], capture_output=True, text=True)
-    except OSError:
+        output = subprocess.check_output([python, "-c", program], text=True)
+    except (OSError, subprocess.CalledProcessError):
         return None
-    if done.returncode:
-        return None
-    major, minor = map(int, done.stdout.split())
+    major, minor = map(int, output.split())
     return major, minor
 
 
@@ -182,27 +181,19 @@ def run_operator_tests(environment: Environment) -> None:
     print(output.splitlines()[-1])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser("check.py", description=__doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--files-only", action="store_true", help="make no environment")
     parser.add_argument("--python", action="append", help="interpreter (repeatable)")
-    parser.add_argument(
-        "--torch",
-        action="append",
-        help=f"packages to install (repeatable; default: {', '.join(TORCH_VERSIONS)})",
-    )
-    args = parser.parse_args(arguments)
+    parser.add_argument("--torch", action="append", help="packages to install (repeatable)")
+    args = parser.parse_args()
     wheel = args.wheel.resolve()
     print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB")
     problems = contents(wheel)
     if not args.files_only:
-        problems += try_out(
-            wheel, args.python or default_pythons(), args.torch or list(TORCH_VERSIONS)
-        )
+        problems += try_out(wheel, args.python or default_pythons(), args.torch or TORCH_VERSIONS)
     for problem in problems:
         print(f"problem: {problem}")
     return 1 if problems else 0
@@ -212,17 +203,14 @@ def try_out(wheel: Path, pythons: Sequence[str], torches: Sequence[str]) -> list
     """Check the wheel with every Python and every torch; return the problems."""
     problems = []
     installed = [python for python in pythons if version_of(python)]
-    for python in pythons:
-        if python not in installed:
-            print(f"skipped: {python} is not installed")
-    for python in installed:
-        for torch in torches:
-            print(f"{python}, {torch}")
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    check_environment(wheel, python, torch, Path(folder))
-                except RuntimeError as error:
-                    problems.append(f"{python}, {torch}: {error}")
+    print(f"installed of {', '.join(pythons)}: {', '.join(installed) or 'none'}")
+    for python, torch in itertools.product(installed, torches):
+        print(f"{python}, {torch}")
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                check_environment(wheel, python, torch, Path(folder))
+            except RuntimeError as error:
+                problems.append(f"{python}, {torch}: {error}")
     return problems if installed else [f"none of {', '.join(pythons)} is installed"]
 
 
