@@ -478,16 +478,6 @@ def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
     assert result.metrics["test"]["loss"]["total"] > 0
 
 
-def test_data_without_masks_trains_no_mask_head(shapes, tmp_path, configs):
-    def remove_masks(content):
-        for row in content["annotations"]:
-            row.pop("segmentation")
-
-    data = changed(shapes[0], "boxes.json", remove_masks)
-    detlite.train(data=data, output_dir=tmp_path / "run", overrides=SMALL)
-    assert not configs[0].MODEL.MASK_ON
-
-
 def test_importing_detlite_does_not_import_optional_packages():
     heavy = ("matplotlib", "tensorboard", "detlite.engine.run", "detlite.apps.drawing", "timm")
     code = f"import sys, detlite; print([name for name in {heavy!r} if name in sys.modules])"

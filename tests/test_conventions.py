@@ -62,10 +62,3 @@ def test_documentation_lists_every_field(repo_root):
     for field in dataclasses.fields(Convention)[1:]:
         values = [str(getattr(convention, field.name)) for convention in CONVENTIONS.values()]
         assert f"| `{field.name}` | {' | '.join(values)} |\n" in page
-
-
-def test_conventions_import_no_torch(repo_root):
-    """Reading a config must not import torch: `detlite --help` would wait for it."""
-    source = (repo_root / "detlite" / "conventions.py").read_text()
-    assert "import torch" not in source
-    assert "from torch" not in source

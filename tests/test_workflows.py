@@ -36,24 +36,6 @@ def test_workflows_are_valid(actionlint):
     assert actionlint(*WORKFLOWS) == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "replacement", "message"),
-    [
-        ("matrix.os }}", "matrix.system }}", 'property "system" is not defined'),
-        ("windows-2025", "windows-1925", 'label "windows-1925" is unknown'),
-        ("runs-on:", "runs_on:", 'unexpected key "runs_on"'),
-        ("python-version:", "version:", 'input "version" is not defined'),
-    ],
-)
-def test_broken_workflow_is_found(actionlint, tmp_path, text, replacement, message):
-    content = (GITHUB / "workflows" / "tests.yml").read_text()
-    assert text in content
-    file = tmp_path / ".github" / "workflows" / "tests.yml"
-    file.parent.mkdir(parents=True)
-    file.write_text(content.replace(text, replacement))
-    assert message in actionlint(file)
-
-
 @pytest.mark.parametrize("name", ["bug", "feature"])
 def test_issue_forms(name):
     form = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
@@ -61,8 +43,4 @@ def test_issue_forms(name):
     fields = form["body"]
     assert len({field["id"] for field in fields}) == len(fields)
     assert all(field["attributes"]["label"] for field in fields)
-
-
-def test_bug_form_asks_for_the_doctor():
-    form = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / "bug.yml").read_text())
-    assert "detlite doctor" in form["body"][-1]["attributes"]["label"]
+    assert name != "bug" or "detlite doctor" in fields[-1]["attributes"]["label"]

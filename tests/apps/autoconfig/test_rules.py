@@ -6,11 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from detlite.apps.autoconfig.dataset_facts import BASE, DatasetFacts
-from detlite.apps.autoconfig.init_config import config_text, dataset_choices
-from detlite.apps.autoconfig.rules import choose
-from detlite.apps.dataset_formats import Source
-from detlite.config import load_config
+from detlite.apps.autoconfig.dataset_facts import DatasetFacts
 
 from .builders import MACHINES, choices_for, statistics, values_for
 
@@ -208,17 +204,3 @@ def test_reasons(cpu):
     ):
         assert text in choices_for(statistics(sides=(10, 20)), MACHINES[machine])[key].reason
     assert "on 1 core with" in DatasetFacts(train, None, MACHINES["one core"]).summary
-
-
-def test_chosen_configs_load(tmp_path):
-    sets = {split: Source(tmp_path / f"{split}.json", tmp_path) for split in ("train", "val")}
-    for machine in ("cpu", "gpu", "installed"):
-        for train in (statistics(), statistics(categories=90, keypoints=["nose"], masks=0.5)):
-            facts = DatasetFacts(train, train, MACHINES[machine])
-            choices = choose(facts, {})
-            values = {one.key: one.value for one in choices}
-            text = config_text([*dataset_choices(sets, ""), *choices], facts.summary, BASE)
-            (tmp_path / "mine.yaml").write_text(text)
-            cfg = load_config(tmp_path / "mine.yaml")
-            assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
-            assert values["SOLVER.MAX_ITER"] == cfg.SOLVER.MAX_ITER

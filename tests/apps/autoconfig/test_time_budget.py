@@ -80,16 +80,6 @@ def test_times_between_two_timings_are_interpolated(facts):
     assert timed == [(1, 128)]  # the largest one would take too long
 
 
-def test_images_and_anchors_shrink_together(facts):
-    before, after = (
-        {one.key: one.value for one in choose(replace(facts, shrink=shrink), {})}
-        for shrink in (1.0, 0.5)
-    )
-    assert after["INPUT.MIN_SIZE_TEST"] - before["INPUT.MIN_SIZE_TEST"] / 2 < 32  # rounded up
-    first, second = (str(one["MODEL.RPN.ANCHOR_SIZES"]) for one in (before, after))
-    assert first != second
-
-
 @pytest.mark.parametrize(("sides", "size"), [((12, 20), 640), ((200, 400), 128)])
 def test_images_do_not_shrink_below_what_objects_need(cpu, sides, size):
     """Small objects have less than 28 pixels even at the maximum size; large ones need a scene."""
