@@ -146,7 +146,7 @@ def empty_maps(
 
 
 def save_pooling(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, Tensor]) -> None:
-    """Save the arguments of a backward operator in their order; options of its own come last."""
+    """Save the arguments of a backward operator in their order, its further options last."""
     maps, rois, levels, scales, height, width, *ctx.options = inputs
     argmax = () if isinstance(output, Tensor) else output[1:]
     ctx.save_for_backward(rois, levels, *argmax)

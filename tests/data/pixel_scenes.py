@@ -13,7 +13,7 @@ from detlite.structures.masks.packed import PackedMasks
 
 
 def tight_boxes(bitmaps):
-    """Return the boxes xyxy of bitmaps [N, H, W] of which none is empty."""
+    """Return the boxes xyxy of bitmaps [N, H, W], none of them empty."""
     return masks_to_boxes(bitmaps) + torch.tensor([0, 0, 1, 1])
 
 
