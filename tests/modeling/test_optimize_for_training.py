@@ -10,7 +10,7 @@ from detlite.inference.optimize import optimize
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.backbone.timm.backbone import TimmBackbone
 from detlite.modeling.build import build_model
-from detlite.modeling.layers.conv import CPUConv2d, slow_in_bfloat16, slow_in_float32
+from detlite.modeling.layers.conv import CPUConv2d, slow_in_float32
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 from detlite.modeling.optimize_for_training import (
     FoldedConvBN2d,
@@ -183,22 +183,11 @@ def test_convolutions_with_other_padding_stay() -> None:
     assert not any(isinstance(layer, CPUConv2d) for layer in backbone)
 
 
-@pytest.mark.parametrize(
-    ("options", "is_slow"),
-    [
-        (["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 32, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", [32]],
-         slow_in_float32),
-        (["MODEL.RESNETS.NUM_GROUPS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4,
-          "MODEL.BACKBONE.CONV_BODY", "R-50-FPN"], slow_in_bfloat16),
-    ],
-    ids=["wide", "grouped"],
-)  # fmt: skip
-def test_slow_convolutions_of_the_whole_model_are_replaced(
-    monkeypatch, tiny_config, options, is_slow
-):
+def test_slow_convolutions_of_the_whole_model_are_replaced(monkeypatch, tiny_config):
     monkeypatch.setattr("detlite.modeling.layers.conv.CAPABILITY", "AVX2")
-    model = optimize_for_training(build_model(tiny_config(*options)))
-    convs = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and is_slow(m)}
-    assert all(isinstance(conv, CPUConv2d) for conv in convs.values())
-    parts = {name.split(".")[0] for name in convs}
-    assert parts >= ({"backbone", "rpn", "roi_heads"} if len(options) == 4 else {"backbone"})
+    wide = "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 32, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", [32]
+    model = optimize_for_training(build_model(tiny_config(*wide)))
+    convs = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    slow = {name for name, conv in convs.items() if slow_in_float32(conv)}
+    assert slow == {name for name, conv in convs.items() if isinstance(conv, CPUConv2d)}
+    assert {name.split(".")[0] for name in slow} == {"backbone", "rpn", "roi_heads"}

@@ -18,13 +18,8 @@ from tests.builders import padded_gt, random_boxes
 
 
 def shuffled_matches(positive: int, negative: int, ignored: int) -> Tensor:
-    parts = (
-        torch.arange(positive),
-        torch.full((negative,), BACKGROUND),
-        torch.full((ignored,), IGNORE),
-    )
-    matched = torch.cat(parts)
-    return matched[torch.randperm(len(matched))]
+    kinds = [*range(positive), *[BACKGROUND] * negative, *[IGNORE] * ignored]
+    return torch.tensor(kinds)[torch.randperm(len(kinds))]
 
 
 # Positive and negative candidates, and how many of each are drawn.
@@ -170,17 +165,17 @@ def test_match_equals_a_loop_over_candidates(allow_low_quality, thresholds):
     assert (matched[0] == 2).any() == allow_low_quality
 
 
-def test_thresholds_include_foreground_and_exclude_background():
-    candidates = intervals((0, 6.9), (0, 7), (0, 3), (0, 2.9))
-    matched = Matcher(0.7, 0.3)(padded_gt(intervals((0, 10))), candidates)
-    assert matched.tolist() == [[IGNORE, 0, IGNORE, BACKGROUND]]
-
-
-def test_low_quality_matches_include_ties():
-    truth, candidates = intervals((0, 10), (8, 14)), intervals((0, 2), (8, 10), (10, 14))
-    # Candidates 0 and 1 are the best of ground truth 0, but 1 overlaps ground truth 1 more.
-    matched = Matcher(0.7, 0.3, allow_low_quality_matches=True)(padded_gt(truth), candidates)
-    assert matched.tolist() == [[0, 1, 1]]
+@pytest.mark.parametrize(
+    ("truth", "candidates", "low_quality", "expected"),
+    [  # the thresholds include foreground and exclude background
+        ([(0, 10)], [(0, 6.9), (0, 7), (0, 3), (0, 2.9)], False, [IGNORE, 0, IGNORE, BACKGROUND]),
+        # Candidates 0 and 1 are the best of ground truth 0, but 1 overlaps ground truth 1 more.
+        ([(0, 10), (8, 14)], [(0, 2), (8, 10), (10, 14)], True, [0, 1, 1]),
+    ],
+)
+def test_match_of_intervals(truth, candidates, low_quality, expected):
+    matcher = Matcher(0.7, 0.3, low_quality)
+    assert matcher(padded_gt(intervals(*truth)), intervals(*candidates)).tolist() == [expected]
 
 
 @each_mode
@@ -193,11 +188,7 @@ def test_without_ground_truth_all_is_background(allow_low_quality, thresholds):
 
 
 def test_invalid_candidates_are_ignored():
-    matcher, truth, candidates = (
-        Matcher(0.5, 0.3),
-        padded_gt(random_boxes(3)),
-        random_boxes(20),
-    )
+    matcher, truth, candidates = Matcher(0.5, 0.3), padded_gt(random_boxes(3)), random_boxes(20)
     valid = torch.rand(1, 20) < 0.5
     every, some = matcher(truth, candidates), matcher(truth, candidates, valid)
     assert torch.equal(some[valid], every[valid])

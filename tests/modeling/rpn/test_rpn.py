@@ -224,18 +224,6 @@ def test_losses_match_a_loop_over_anchors(straddle, beta):
     assert losses["loss_rpn_box"].item() == pytest.approx(box, rel=1e-4)
 
 
-@pytest.mark.parametrize("fraction", [0.25, 0.5])
-def test_losses_depend_on_the_sampled_fractions(fraction):
-    rpn = make_rpn(matcher=Matcher(0.01, 0.01), sampler=Sampler(8, fraction))
-    for logits in rpn.head.predictions[0]:
-        logits.fill_(1.0)
-    losses = compute_losses(rpn, images_of(SIZE), padded_gt(torch.tensor([[0.0, 0, 32, 32]])))
-    positive = -math.log(1 / (1 + math.exp(-1)))
-    negative = -math.log(1 - 1 / (1 + math.exp(-1)))
-    expected = fraction * positive + (1 - fraction) * negative
-    assert losses["loss_objectness"].item() == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("count", [8, 1000])
 def test_loss_normalizers(count):
     truth = padded_gt(torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4))
