@@ -15,7 +15,6 @@ from detlite.modeling.retinanet import RetinaNet
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 
 LOSSES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"}
-NO_PROPOSALS = ("MODEL.RPN.MIN_SIZE", 10**6)
 ALL_SCORES = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
 CASCADE = {
     "MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7),
@@ -177,7 +176,12 @@ TIMM_VARIANTS: dict[str, dict[str, Any]] = {
         "MODEL.VIT.DROP_PATH": 0.2,
     },
 }
-ALL = {**FAMILY, **VARIANTS, **C4_VARIANTS, **FBNET_VARIANTS, **TIMM_VARIANTS}
+NO_PROPOSALS = {
+    f"{name}, no proposals": {**settings, "MODEL.RPN.MIN_SIZE": 10**6}
+    for name, settings in {"mask": {}, **VARIANTS, "c4": FAMILY["c4"], **C4_VARIANTS}.items()
+    if name in ("mask", "c4", "c4, batch norm", "BN, convolutions")
+}
+ALL = {**NO_PROPOSALS, **FAMILY, **VARIANTS, **C4_VARIANTS, **FBNET_VARIANTS, **TIMM_VARIANTS}
 
 
 def family_config(name: str, tiny_config: Callable[..., CfgNode], *opts: Any) -> CfgNode:

@@ -28,19 +28,12 @@ def test_attention_adds_relative_positions_of_rows_and_columns():
     attention = lively(Attention(8, heads, 4)).double()
     attention.rel_pos_h = nn.Parameter(torch.randn(2 * height - 1, 4).double())
     x = torch.randn(2, height, width, 8).double()
-    qkv = attention.qkv(x).reshape(2, height * width, 3, heads, 4)
-    result = torch.zeros(2, height * width, heads, 4).double()
-    for image in range(2):
-        for head in range(heads):
-            q, k, v = qkv[image, :, :, head].unbind(1)
-            logits = q @ k.T / 2
-            for a in range(height * width):
-                for b in range(height * width):
-                    down, right = a // width - b // width, a % width - b % width
-                    logits[a, b] += q[a] @ attention.rel_pos_h[down + height - 1]
-                    logits[a, b] += q[a] @ attention.rel_pos_w[right + width - 1]
-            result[image, :, head] = logits.softmax(1) @ v
-    reference = attention.proj(result.flatten(2)).view_as(x)
+    q, k, v = attention.qkv(x).reshape(2, height * width, 3, heads, 4).permute(2, 0, 3, 1, 4)
+    row, column = torch.arange(height * width) // width, torch.arange(height * width) % width
+    down = attention.rel_pos_h[row[:, None] - row + height - 1]
+    right = attention.rel_pos_w[column[:, None] - column + width - 1]
+    logits = q @ k.transpose(2, 3) / 2 + ((down + right) * q[:, :, :, None]).sum(4)
+    reference = attention.proj((logits.softmax(3) @ v).transpose(1, 2).flatten(2)).view_as(x)
     torch.testing.assert_close(attention(x), reference)
 
 
