@@ -89,7 +89,7 @@ def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> l
             annotations, folder, options, options.masks, kind, allow_empty=options.background
         )
         inspections.append(inspection)
-        if (table := inspection.table) is not None:
+        if table := inspection.table:
             inspection.findings += config_findings(cfg, table, inspection.selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
@@ -177,7 +177,12 @@ def inspect_dataset(
         box = numbers if len(numbers) == 4 and min(numbers[2:]) > 0 else None
         defect = Defect("annotation", where, problem, refused, row.get("image_id"), box)
         result.defects.append(defect)
-    _inspect_images(result, table)
+    result.sizes = table.sizes.astype(np.int64)
+    result.prints = np.zeros(len(table), FINGERPRINT)
+    inspected = in_threads(partial(_inspect, result, table), range(len(table)), _READERS)
+    for number, (defects, *found) in enumerate(progress_bar(inspected, "images", len(table))):
+        result.defects += defects
+        result.sizes[number], result.prints[number] = found
     result.defects += object_warnings(result, table)
     result.defects += shape_warnings(result, table)
     bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
@@ -210,18 +215,6 @@ def small_objects(
     areas = flagged.column("areas")[small].tolist()
     for row, area in zip(flagged.rows(np.flatnonzero(small)), areas, strict=True):
         yield _warning("small object", f"has {area:g} pixels, {effect}", row)
-
-
-def _inspect_images(result: Inspection, table: AnnotationTable) -> None:
-    """Read all images with several threads; defects are recorded in the order of the rows."""
-    result.sizes = table.sizes.astype(np.int64)
-    result.prints = np.zeros(len(table), FINGERPRINT)
-
-    inspected = in_threads(partial(_inspect, result, table), range(len(table)), _READERS)
-    rows = progress_bar(inspected, "images", len(table))
-    for number, (defects, size, found) in enumerate(rows):
-        result.defects += defects
-        result.sizes[number], result.prints[number] = size, found
 
 
 def _inspect(

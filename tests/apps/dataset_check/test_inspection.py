@@ -213,18 +213,6 @@ def test_unusual_shapes():
     assert found == [(30, False), (31, True)]
 
 
-@pytest.mark.parametrize("layout", ["train2017", "images/train2017", "annotations/images"])
-def test_images_are_found_as_by_init(content, write_set, tmp_path, layout, capsys):
-    annotations, folder = write_set(content)
-    file = tmp_path / "coco/annotations/instances_train2017.json"
-    file.parent.mkdir(parents=True)
-    annotations.rename(file)
-    (tmp_path / "coco" / layout).parent.mkdir(exist_ok=True)
-    folder.rename(tmp_path / "coco" / layout)
-    assert run_check("--data", file) == 0
-    assert "no errors" in capsys.readouterr().out
-
-
 def test_duplicates_across_sets(content, write_set):
     first = inspect_dataset(*write_set(content))
     annotations, folder = write_set(content, "other")

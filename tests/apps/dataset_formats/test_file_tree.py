@@ -124,7 +124,7 @@ def test_locate_paths_of_other_machines(tmp_path, text):
     ("lists", "splits"),
     [
         (
-            {"train.txt": "# names\na\n./images/b.png", "valid.txt": "c.png"},
+            {"train.txt": "\ufeff# names\na\n./images/b.png\n\na\n", "valid.txt": "c.png"},
             ["train", "train", "val"],
         ),
         ({"train.txt": "images/a.png masks/a.png\n"}, ["train", "unlisted", "unlisted"]),

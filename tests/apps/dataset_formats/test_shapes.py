@@ -35,22 +35,6 @@ def test_masks_at_a_position():
         conversion.finish()
 
 
-def test_all_bad_labels_are_reported():
-    good = box("a", 1, 1, 5, 5)
-    bad = [Shape("a", [1, 1, 2, 2]), Shape("b", problem="is a line"), box("a", 70, 1, 2, 2)]
-    bad.append(Shape("c", [1, 1, float("nan"), 2, 3, 3]))
-    _, conversion = convert(*bad[:2], good, *bad[2:])
-    with pytest.raises(DataError) as raised:
-        conversion.finish()
-    message = str(raised.value)
-    for part in (
-        "object 1 (a): segmentation [[", "object 2 (b): is a line",
-        "object 4 (a): bbox [70, 1, 2, 2] is outside the 60x40 image",
-        "polygons of finite x and y", "(4 bad labels)", "--skip-bad",
-    ):  # fmt: skip
-        assert part in message
-
-
 def test_shapes_that_exceed_the_image_are_reported():
     """Corners outside stay, because moving them would change the part inside."""
     conversion = Conversion()
@@ -68,8 +52,7 @@ def test_shapes_that_exceed_the_image_are_reported():
         conversion.finish()
 
 
-def test_skipped_labels_with_a_known_position_are_ignored_regions():
-    conversion = Conversion(skip_bad=True)
+def test_bad_labels_are_refused_together_or_become_ignored_regions():
     no_label = box("", 2, 3, 10, 10)
     no_label.problem = "the region has no label"
     shapes = [
@@ -81,6 +64,15 @@ def test_skipped_labels_with_a_known_position_are_ignored_regions():
         Shape("a", [1, 1, float("nan"), 2, 3, 3]),
         Shape("a", problem="needs a box"),
     ]
+    _, conversion = convert(*shapes)
+    with pytest.raises(DataError) as raised:
+        conversion.finish()
+    for part in (
+        "object 1 (a): segmentation [[", "object 2 (road): is a line", "(7 bad labels)",
+        "object 5 (a): bbox [70, 1, 2, 2] is outside the 60x40 image", "--skip-bad",
+    ):  # fmt: skip
+        assert part in str(raised.value)
+    conversion = Conversion(skip_bad=True)
     objects = to_objects(shapes, SIZE, "a.png", conversion)
     assert [(one.category, one.box) for one in objects if one.ignored] == [
         ("a", (1, 1, 4, 8)), ("road", (50, 30, 10, 5)), ("a", (58, 7, 2, 4)), ("", (2, 3, 10, 10)),

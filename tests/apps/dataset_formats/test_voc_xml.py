@@ -85,19 +85,6 @@ def test_first_pixel(voc, text, objects, expected):
     assert boxes(voc) == expected
 
 
-def test_names_with_blanks_in_lists(voc, folder):
-    folder({
-        "JPEGImages/a b.jpg": None,
-        "Annotations/a b.xml": xml(("cat", 1, 11, 2, 30, 12), name="a b.jpg"),
-        "ImageSets/Main/train.txt": "\ufeffa b\na\n\na\n",
-        "ImageSets/Main/val.txt": "b\n",
-    })  # fmt: skip
-    names = [image.file.name for image in read(voc)["train"].images]
-    assert names == ["a b.jpg", "a.jpg"]
-    (voc / "ImageSets/Main/val.txt").write_bytes(b"\xff\n")
-    check_refused(voc, r"val\.txt: cannot be read as text in UTF-8")
-
-
 def test_lists_define_the_splits(voc, folder, text):
     folder({
         "ImageSets/Main/Train.txt": "a\n",  # CVAT keeps the names of subsets
@@ -144,17 +131,6 @@ def test_files_without_size_next_to_images(folder, corners):
 def test_invalid_file(voc, text, content, problem):
     file = text(voc / "Annotations/a.xml", content)
     check_refused(voc, problem, file)
-
-
-def test_only_a_bad_object_is_skipped(voc, text):
-    objects = ("cat", 0, "a", 5, 3, 9), ("dog", 0, 3, 4, 5, 6), ("cat", "maybe", 1, 2, 8, 9)
-    text(voc / "Annotations/b.xml", xml(*objects, name="b.jpg"))
-    check_refused(voc, r"object 1 \(cat\): .*object 3 \(cat\): .* \(2 bad labels")
-    dataset = read_set(voc, skip_bad=True)
-    found = {image.file.name: image.objects for image in dataset.images}
-    labels = [(one.category, one.ignored) for one in found["b.jpg"]]
-    assert labels == [("dog", False), ("cat", True)]
-    assert len(found) == 2
 
 
 @pytest.mark.parametrize(
