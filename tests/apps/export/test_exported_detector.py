@@ -18,10 +18,10 @@ from yacs.config import CfgNode
 from detlite import ConfigError, Predictor, build_model
 from detlite.apps.batch_predict.predict_images import load_predictor
 from detlite.apps.export import exported_detector as exported
+from detlite.apps.export.export_run import compare_detectors
 from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
 from detlite.apps.export.exported_program import Inference, ProgramDetector, export_program
 from detlite.apps.export.openvino import to_openvino
-from detlite.apps.export.verify import compare_detectors
 from detlite.errors import CheckpointError
 from detlite.inference.options import InferenceOptions, View
 from detlite.modeling.detection_model import DetectionModel

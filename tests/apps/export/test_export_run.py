@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from detlite import build_model
-from detlite.apps.export.verify import Difference, compare
-from detlite.apps.export.verify import test_images as images_to_compare
+from detlite.apps.export.export_run import Difference, compare
+from detlite.apps.export.export_run import test_images as images_to_compare
 from detlite.structures.instances import Detections
 
 
