@@ -109,19 +109,20 @@ def parse_yaml(text: str, source: Path) -> Any:
 def _check_size(text: str, source: Path) -> None:
     """Refuse too many or too deeply nested values, before they take memory and time."""
     count = 0
-    sizes: dict[str, int] = {}  # the number of values by anchor; recursive ones are unknown
-    parents: list[tuple[str, int]] = []  # anchor and count of the open sections
+    sizes: dict[str | None, int] = {}  # the number of values by anchor
+    parents: list[tuple[str | None, int]] = []  # anchor and count of the open sections
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, start = parents.pop()
             sizes[anchor] = count - start
         elif isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, _MAX_VALUES)
+            is_recursive = event.anchor in [anchor for anchor, _ in parents]
+            count += _MAX_VALUES if is_recursive else sizes.get(event.anchor, 0)
         elif isinstance(event, yaml.NodeEvent):
-            sizes[event.anchor] = 1
             if isinstance(event, yaml.CollectionStartEvent):
-                sizes.pop(event.anchor)
                 parents.append((event.anchor, count))
+            else:
+                sizes[event.anchor] = 1
             count += 1
         if len(parents) > _MAX_DEPTH:
             raise ConfigError(f"{source}: is nested too deeply, more than {_MAX_DEPTH} levels")

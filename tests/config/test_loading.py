@@ -47,6 +47,7 @@ def test_file_changes_only_its_keys(write):
         ("a: !!bool maybe", "is not YAML"),
         ('a: !!int ""', "is not YAML"),
         ("a: [" + "1," * 150_000 + "1]", "has more than 100000 values"),
+        ("a: [*b]", "is not YAML: found undefined alias"),
         ("a: &a [*a]", "has more than 100000 values, or a recursive alias"),
         (
             "a: &a [x, x, x, x, x, x, x, x, x]\n"
