@@ -74,7 +74,8 @@ def export(options: Namespace, step: Callable[[str], None]) -> bool:
     step(f"writing {file}; tracing a large model takes minutes")
     exported_detector.write_exported(file, options.format, cfg, target)
     try:
-        _, exported = exported_detector.read_exported(file, trust=True)
+        imports = ("IMPORTS", cfg.IMPORTS)  # the file needs the extensions of the model, too
+        _, exported = exported_detector.read_exported(file, imports, trust=True)
     except CheckpointError as error:
         raise CheckpointError(
             f"{file} was written, but does not run. If the model has an own part, tracing may have "

@@ -52,8 +52,12 @@ def test_export_verifies_the_file(run, weights, tmp_path, capsys):
 
 
 def test_file_that_disagrees_with_the_model(run, weights, tmp_path, capsys, monkeypatch):
-    """Replace the exported graph by one whose boxes are half a pixel off."""
-    file = tmp_path / "model.pt2"
+    """Replace the graph of a model with an own config key by one with boxes half a pixel off."""
+    file, own = tmp_path / "model.pt2", tmp_path / "own.py"
+    own.write_text(
+        "from detlite.config import Key, declare_keys\n"
+        'declare_keys("MODEL", {Key("OWN", 1): "a key"})\n'
+    )
 
     def write(path, note, model):
         torch.save(note, path)
@@ -66,7 +70,8 @@ def test_file_that_disagrees_with_the_model(run, weights, tmp_path, capsys, monk
 
     monkeypatch.setattr(exported, "_write_pt2", write)
     monkeypatch.setattr(exported, "_pt2_run", lambda path: (torch.load(path), off))
-    assert run("--weights", weights, "--format", "pt2", "--output", file) == 1
+    keys = "IMPORTS", f"['{own}']", "MODEL.OWN", 2
+    assert run("--weights", weights, "--format", "pt2", "--output", file, *keys) == 1
     printed = capsys.readouterr().out
     assert "boxes differ by at most 0.5 pixels" in printed
     assert "DOES NOT AGREE" in printed
