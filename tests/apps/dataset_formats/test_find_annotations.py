@@ -99,14 +99,6 @@ def test_annotation_files(yolo_folder, tmp_path):
     assert sets["val"].images == yolo_folder / "images"
 
 
-def test_single_labeled_image_is_not_split(yolo_folder):
-    for number in range(1, 10):
-        (yolo_folder / f"labels/{number}.txt").unlink()
-    sets, summary = find_sets(yolo_folder)
-    assert list(sets) == ["train"]
-    assert "only one image, or group of images, has objects" in summary
-
-
 def test_both_sets_need_the_same_categories(yolo_folder, tmp_path, folder):
     folder({"val/a.jpg": None, "val/a.txt": "0 0.5 0.5 0.2 0.2\n", "val/classes.txt": "dog\n"})
     convert(tmp_path / "val", tmp_path / "val.json")

@@ -178,9 +178,23 @@ def test_meaning_of_masks(folder, mode, name, pixels, expected):
         assert np.array(boxes) == pytest.approx(np.array(BOXES), abs=1)
 
 
-def test_a_background_that_counts_as_an_object_is_reported(folder):
-    (finding,) = read_set(folder({PHOTO: None, MASK: FILLED}), "connected").findings
-    assert finding.what.startswith("mask images that have a background that is not 0 and would")
+VOID = squares((10, 5, 20, 15, 1), (20, 5, 40, 15, 2), (10, 4, 20, 5, 255))
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "mode", "what", "areas"),
+    [
+        (MASK, FILLED, ["connected"], "mask images that have a background that is not 0 and would",
+         [64, 80, 2256]),
+        ("masks/a/1.png", SMOOTH, [], "gray edges in mask images", [(SMOOTH > 127).sum()]),
+        (MASK, VOID, [], "the value 255 in mask images", [100, 200]),
+    ],
+)  # fmt: skip
+def test_reinterpreted_values_are_reported(folder, name, pixels, mode, what, areas):
+    dataset = read_set(folder({PHOTO: None, name: pixels}), *mode)
+    masks = [to_bitmap(obj.segmentation, 40, 60) for obj in dataset.images[0].objects]
+    assert sorted(mask.sum() for mask in masks) == areas
+    assert next(iter(dataset.findings)).what.startswith(what)
 
 
 @pytest.mark.parametrize(("code", "of"), [(1000, "Cityscapes, KITTI or MOTS"), (256, "Mapillary")])
@@ -198,21 +212,6 @@ def test_mask_names_with_numbers(folder):
     folder({f"masks/{name}.png": ONE for name in names})
     images = read_set(folder({PHOTO: None, "images/a_1.jpg": None})).images
     assert [len(one.objects) for one in images] == [2, 3]
-
-
-def test_gray_edges_of_single_objects(folder):
-    dataset = read_set(folder({PHOTO: None, "masks/a/1.png": SMOOTH}))
-    (obj,), (finding,) = dataset.images[0].objects, dataset.findings
-    assert to_bitmap(obj.segmentation, 40, 60).sum() == (SMOOTH > 127).sum()
-    assert finding.what == "gray edges in mask images"
-
-
-def test_void_of_voc(folder):
-    pixels = squares((10, 5, 20, 15, 1), (20, 5, 40, 15, 2), (10, 4, 20, 5, 255))
-    dataset = read_set(folder({PHOTO: None, MASK: pixels}))
-    assert len(dataset.images[0].objects) == 2
-    finding, _ = dataset.findings
-    assert finding.what == "the value 255 in mask images"
 
 
 @pytest.mark.parametrize("is_photo", [False, True])

@@ -249,16 +249,11 @@ def test_catalog_entries(devkit, tmp_path):
     truth = build_coco_gt(load(tmp_path, train=False))
     assert [row["iscrowd"] for row in truth.dataset["annotations"]] == [0, 1, 0]
     assert len(truth.dataset["categories"]) == 20
-
-
-def test_catalog_entries_are_converted_once(devkit, tmp_path):
-    load(tmp_path)
-    file = tmp_path / "converted" / "voc_2007_train.json"
+    file = tmp_path / "converted" / "voc_2007_train.json"  # converted once
     content = json.loads(file.read_text())
-    one = {key: content[key][:2] for key in ("images", "annotations")}
-    file.write_text(json.dumps(content | one | {"images": content["images"][:1]}))
-    assert len(load(tmp_path)) == 1
-    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    file.write_text(json.dumps(content | {"images": content["images"][:1], "annotations": []}))
+    with pytest.raises(DataError, match=r"voc_2007_train\.json"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
