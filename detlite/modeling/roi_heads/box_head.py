@@ -166,11 +166,6 @@ class BoxHead(nn.Module):
         return box_ops.clip(self.box_coder.decode(deltas, boxes), sizes, self.convention)
 
 
-def build_box_head(cfg: CfgNode, backbone: Backbone) -> BoxHead:
-    """Build the box head of MODEL.ROI_BOX_HEAD."""
-    return BoxHead(**box_head_options(cfg, backbone))
-
-
 def box_head_options(
     cfg: CfgNode, backbone: Backbone, reg_weights: Sequence[float] | None = None
 ) -> dict[str, Any]:

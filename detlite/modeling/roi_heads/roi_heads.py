@@ -16,7 +16,7 @@ from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import RowPacking
 
-from .box_head import BoxHead, BoxPredictions, build_box_head
+from .box_head import BoxHead, BoxPredictions, box_head_options
 from .cascade import CascadeBoxHead, RepeatedBoxHead, build_cascade
 from .keypoint_head import KeypointHead
 from .mask_head import MaskHead, build_mask_head
@@ -142,7 +142,7 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     if cfg.MODEL.ROI_HEADS.CASCADE_IOUS or cfg.MODEL.ROI_BOX_HEAD.PASSES > 1:
         box = build_cascade(cfg, backbone)
     else:
-        box = build_box_head(cfg, backbone)
+        box = BoxHead(**box_head_options(cfg, backbone))
     if cfg.MODEL.MASK_ON:
         mask = build_mask_head(cfg, backbone, box.feature_extractor)
     if cfg.MODEL.KEYPOINT_ON:
