@@ -160,8 +160,7 @@ class _MaskReader:
                 if conversion.masks and "background" in doubt:
                     what = f"mask images that {doubt}"
                     conversion.findings.add(what, "Each is an object.", example, "mask image")
-            values = distinct_values(image.values[image.values > 0]).tolist()
-            self.sets.append(set(values))
+            self.sets.append({*distinct_values(image.values[image.values > 0]).tolist()})
             self.colored |= image.colored
         class_file = mask.file.parent.parent / "SegmentationClass" / mask.file.name
         classes = image if conversion.masks == "semantic" else None

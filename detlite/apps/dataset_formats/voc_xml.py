@@ -55,9 +55,8 @@ def voc_files(entry: Entry, root: Path) -> tuple[Path, Path]:
 def _read_split(folder: Path, split: str, name: str) -> dict[str, Any]:
     """Return a split of a VOC folder in COCO format; the digits of file names are the ids."""
     listed = read_lines(require(folder / "ImageSets" / "Main" / f"{split}.txt", name))
-    stems = [stem for line in listed for stem in line.split()]
     images, conversion = [], Conversion()
-    for stem in stems:
+    for stem in " ".join(listed).split():
         file = require(folder / "Annotations" / f"{stem}.xml", name)
         labels = _labels(file, read_xml(file), first=1)
         if not stem.replace("_", "").isdecimal():
@@ -72,11 +71,10 @@ def _read_split(folder: Path, split: str, name: str) -> dict[str, Any]:
     for problem in conversion.bad:
         raise DataError(problem)
     content = to_coco(LabeledDataset(folder, images, VOC_CATEGORIES))
-    ids = {}
     for row in content["images"]:
-        ids[row["id"]] = row["id"] = int(Path(row["file_name"]).stem.replace("_", ""))
+        row["id"] = int(Path(row["file_name"]).stem.replace("_", ""))
     for row in content["annotations"]:
-        row["image_id"] = ids[row["image_id"]]
+        row["image_id"] = content["images"][row["image_id"] - 1]["id"]
     return content
 
 

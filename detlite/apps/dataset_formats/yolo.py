@@ -74,7 +74,7 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             size = check_size(image, (0, 0), text_file, conversion)
             if text_file is None and (other := image.with_suffix(".xml")).is_file():
                 raise DataError(f"{other}: the labels of other images are text files; convert one")
-            shapes = list(_read_shapes(text_file, size, labels, conversion))
+            shapes = _read_shapes(text_file, size, labels, conversion)
             objects = to_objects(shapes, size, str(text_file), conversion)
             labeled.append(LabeledImage(image, size, objects, split))
             if text_file and owners.setdefault(text_file, image) != image:
@@ -203,8 +203,8 @@ def _list_images(
     for entry in value if isinstance(value, list) else [value]:
         direct = Path(os.path.normpath(base / str(entry)))
         # Some exports write ../train/images although data.yaml is next to train.
-        nearby = tree.locate(str(entry).removeprefix("../"), base)
-        path = direct if tree.contains_path(direct) else nearby
+        path = direct if tree.contains_path(direct) else None
+        path = path or tree.locate(str(entry).removeprefix("../"), base)
         if path is None:
             problem = f"is not in {tree.image_root}" if direct.exists() else "does not exist"
             raise DataError(
