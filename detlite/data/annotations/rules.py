@@ -13,13 +13,17 @@ import numpy as np
 from pycocotools import mask as rle_codec
 
 from detlite.files.errors import short_repr
-from detlite.structures.masks.formats import Segmentation, polygons_to_rle, to_bitmap
+from detlite.structures.masks.formats import (
+    MAX_OUTLINE,
+    Segmentation,
+    outline_length,
+    polygons_to_rle,
+)
 from detlite.structures.masks.rle import (
     decode_runs,
     join_strings,
     run_lengths,
     sum_runs,
-    tight_bounds,
 )
 
 from .notation import Entry, Rle, Row
@@ -36,7 +40,7 @@ SAMPLE = 200  # boxes of a file that are compared with their masks
 MIN_BOXES = 4  # fewer boxes cannot show that all are wrong
 
 NO_BOX, BOX_IN_PIXEL, BOX_OUTSIDE = 1, 3, 4  # of `judge_boxes`
-_OUTSIDE, _WRONG_SIZE, EMPTY = 5, 6, 9  # of `judge_masks`
+_OUTSIDE, _WRONG_SIZE, EMPTY = 6, 7, 10  # of `judge_masks`
 # The field that each flag is about, and what is wrong with it, by the number of the broken rule.
 _IN_PIXEL = "inside the first pixel. Coordinates are in pixels: multiply fractions by the size"
 _PROBLEMS = {
@@ -60,6 +64,7 @@ _PROBLEMS = {
         "has a polygon without area",
         "has a polygon " + _IN_PIXEL + " {width}x{height}",
         "has a polygon too far outside the {width}x{height} image",
+        f"has a polygon with an outline of more than {MAX_OUTLINE} pixels",
         "is outside the {width}x{height} image",
         "has another size [height, width] than its image, [{height}, {width}]",
         "has RLE counts that are not run lengths",
@@ -176,7 +181,11 @@ def _judge_polygons(
     margin = np.maximum(longest, _POLYGON_MARGIN)
     in_pixel = ((low >= 0) & (high <= 1)).all(1) & ((high - low).max(1) < 1) & (limits.min(1) > 1)
     far = (low.min(1) < -margin) | (high.max(1) > longest + margin)
-    codes = np.select([few, (low == high).any(1), in_pixel, far], range(1, 5), 0)
+    long = np.zeros(len(lengths), bool)
+    for n in np.flatnonzero(~few & (lengths / 2 * (high - low).max(1) > MAX_OUTLINE)):
+        ring = np.reshape(polygons[(~few[:n]).sum()], (-1, 2))
+        long[n] = outline_length(ring) > MAX_OUTLINE
+    codes = np.select([few, (low == high).any(1), in_pixel, far, long], range(1, 6), 0)
     return codes, (codes == 0) & ((low < limits) & (high > 0)).all(1)
 
 
@@ -257,18 +266,17 @@ def is_quadrilateral(segmentation: Segmentation) -> bool:
 
 def mask_box(segmentation: Segmentation, height: int, width: int) -> list[int] | None:
     """Return the tight box [x, y, width, height] of a valid mask; None if it has no pixel."""
-    if isinstance(segmentation, dict):
-        runs = run_lengths(segmentation["counts"])
-        starts, ends = runs.cumsum()[0:-1:2], runs.cumsum()[1::2]
-        starts, last = starts[starts < ends], ends[starts < ends] - 1
-        if not len(starts):
-            return None
-        (x1, x2), (y1, y2) = (starts[0] // height, last[-1] // height), (0, height - 1)
-        if (starts // height == last // height).all():  # no run into the next column
-            y1, y2 = (starts % height).min(), (last % height).max()
-        return [int(x) for x in (x1, y1, x2 - x1 + 1, y2 - y1 + 1)]
-    left, top, right, bottom = tight_bounds(to_bitmap(segmentation, height, width))
-    return [left, top, right - left, bottom - top] if right else None
+    if isinstance(segmentation, list):
+        segmentation = polygons_to_rle(segmentation, height, width)
+    runs = run_lengths(segmentation["counts"])
+    starts, ends = runs.cumsum()[0:-1:2], runs.cumsum()[1::2]
+    starts, last = starts[starts < ends], ends[starts < ends] - 1
+    if not len(starts):
+        return None
+    (x1, x2), (y1, y2) = (starts[0] // height, last[-1] // height), (0, height - 1)
+    if (starts // height == last // height).all():  # no run into the next column
+        y1, y2 = (starts % height).min(), (last % height).max()
+    return [int(x) for x in (x1, y1, x2 - x1 + 1, y2 - y1 + 1)]
 
 
 def mask_extent(segmentation: Segmentation, height: int, width: int) -> list[float] | None:

@@ -9,6 +9,7 @@ from pycocotools import mask as rle_codec
 from .rle import draw_rle
 
 Segmentation = list[Any] | dict[str, Any]
+MAX_OUTLINE = 1 << 24  # pixels of a polygon; pycocotools needs up to a hundred bytes for each
 RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
 
 
@@ -30,12 +31,17 @@ def to_bitmap(segmentation: Any, height: int, width: int) -> np.ndarray:
     return rle_codec.decode(polygons_to_rle(segmentation, height, width))
 
 
+def outline_length(corners: np.ndarray) -> float:
+    """Return the number of pixels along the closed outline of a polygon float64 [K, 2]."""
+    return float(np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum())
+
+
 def polygons_to_rle(polygons: Sequence[Sequence[float]], height: int, width: int) -> RLE:
     """Rasterize the union of polygons [x1, y1, x2, y2, ...] to an RLE with bytes as counts.
 
     Raises:
         ValueError: a corner is not finite, or farther outside the image than its longer side (64
-            pixels for a smaller image).
+            pixels for a smaller image), or an outline is longer than MAX_OUTLINE.
     """
     longest = max(height, width)
     margin = max(longest, 64)
@@ -47,6 +53,8 @@ def polygons_to_rle(polygons: Sequence[Sequence[float]], height: int, width: int
                 f"a polygon reaches from {corners.min():g} to {corners.max():g}, too far outside "
                 f"an image of {width}x{height}"
             )
+        if outline_length(corners.reshape(-1, 2)) > MAX_OUTLINE:
+            raise ValueError(f"a polygon has an outline of more than {MAX_OUTLINE} pixels")
     return rle_codec.merge(rle_codec.frPyObjects(list(polygons), height, width))
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from detlite.data.annotations.rules import mask_box, mask_extent
 from detlite.data.annotations.single import read_segmentation
-from detlite.structures.masks.formats import encode_bitmap
+from detlite.structures.masks.formats import encode_bitmap, polygons_to_rle, to_bitmap
 from detlite.structures.masks.rle import run_lengths, tight_bounds
 
 
@@ -42,3 +42,20 @@ def test_boxes_of_masks(bitmap):
     runs = {**rle, "counts": [0, 0, *run_lengths(rle["counts"]).tolist(), 0]}
     assert mask_box(rle, 9, 7) == mask_extent(runs, 9, 7) == box
     assert mask_extent([[2, 3, 5, 1, 9, 7], [-1, 4, 1, 5, 2, 6]], 9, 7) == [0, 1, 7, 6]
+
+
+@pytest.mark.parametrize(("side", "refused"), [(1_000_000, False), (10_000_000, True)])
+def test_outlines_that_take_gigabytes_are_refused(side, refused):
+    near = [[number / 10, 1] for number in range(40)]
+    ring = np.array([*near, [side, 0], [side, side], [0, side]]).ravel().tolist()
+    problem = read_segmentation([ring], side, side).problem or ""
+    assert ("outline of more than 16777216 pixels" in problem) == refused
+    if refused:
+        with pytest.raises(ValueError, match="outline of more than"):
+            polygons_to_rle([ring], side, side)
+
+
+def test_box_of_polygons_is_that_of_their_pixels():
+    polygons = [[2, 3, 5.4, 1, 9, 7], [-1, 4, 1, 5, 2, 6.7]]
+    left, top, right, bottom = tight_bounds(to_bitmap(polygons, 9, 7))
+    assert mask_box(polygons, 9, 7) == [left, top, right - left, bottom - top]
