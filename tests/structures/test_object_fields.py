@@ -146,7 +146,10 @@ def test_ground_truth_is_padded():
     ("change", "message"),
     [
         ({"center": torch.zeros(8, 3)}, r"targets\[1\]\['center'\] must be \[8, 2\] for its boxes"),
-        ({"center": torch.zeros(7, 2)}, r"\['center'\] must be \[8, 2\] for its boxes, not \[7, 2"),
+        (
+            {"center": torch.zeros(7, 2)},
+            r"\['center'\] must be \[8, 2\] for its boxes and image, not \[7, 2",
+        ),
         ({"center": [[0, 0]] * 8}, r"\['center'\] must be a tensor, not list"),
         ({"center": None}, r"only one of targets\[0\] and targets\[1\] has 'center'"),
         ({"code": None}, r"has no code: declare it in OBJECT_FIELDS, and list it as `fields`"),

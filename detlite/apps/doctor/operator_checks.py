@@ -64,6 +64,11 @@ def _padded_nms(boxes: Tensor, scores: Tensor, groups: Tensor) -> Tensor:
     return index[kept]
 
 
+def _crop_masks(box: Tensor) -> Tensor:
+    index = torch.zeros(1, dtype=torch.int64, device=box.device)
+    return ops.crop_masks(*_MASKS.to(box.device).tensors(), index, box, 8, soft=False)
+
+
 def _paste_masks(box: Tensor) -> Tensor:
     (mask,) = ops.paste_masks(torch.ones(1, 28, 28, device=box.device), box, (24, 32))
     return PackedMasks.from_segmentations([mask], 24, 32, as_rle=True).bitmaps(24, 32)[0].bool()
@@ -83,12 +88,13 @@ _INPUTS: dict[str, tuple[Any, ...]] = {
     "padded_nms": (_BOXES, _SCORES, _GROUPS),
     "match_boxes": (_BOXES[None, :9], torch.ones(1, 9, dtype=torch.bool), _BOXES[9:]),
     "sigmoid_focal_loss": (torch.linspace(-6, 6, 40), torch.arange(40.0) % 2),
-    "crop_masks": (*_MASKS.tensors(), torch.tensor([0]), _LEFT, 8, False),
+    "crop_masks": (_LEFT,),
     "heatmap_peaks": (_PEAK, torch.tensor([[10.0, 20, 18, 28]])),
     "paste_masks": (torch.tensor([[3.0, 4, 11, 10]]),),
 }
 _OWN_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "roi_align_gradient": _gradient,
+    "crop_masks": _crop_masks,
     "padded_nms": _padded_nms,
     "paste_masks": _paste_masks,
 }
