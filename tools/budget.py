@@ -23,7 +23,7 @@ LIMITS = {
     "imports of own modules for types only": 10,
     "circles of modules": 0,
     "lines of code that engine.trainer needs": 7_470,
-    "lines of tests": 44_490,
+    "lines of tests": 44_560,
     "lines of benchmark programs": 3_500,
     "config keys": 225,
 }
