@@ -113,6 +113,7 @@ def small_rcnn():
 SMALL = ["INPUT.MIN_SIZE_TEST", 96, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("classes", "trained", "eps"), [(91, False, None), (3, True, 1e-3)])
 def test_epsilon_of_models_without_coco_weights(small_rcnn, recipe, caplog, classes, trained, eps):
     """Classifiers that come from TensorFlow have trained norms with an epsilon of 1e-3."""
@@ -142,6 +143,7 @@ def test_unknown_epsilon_is_asked_for(small_rcnn, tmp_path, monkeypatch):
     assert read_checkpoint(path).override == ["frozen_norm_eps=0.0"]
 
 
+@pytest.mark.slow
 def test_epsilon_of_coco_models(small_rcnn, tmp_path, caplog):
     """A ResNet-50 with all categories of COCO is taken to be published, with a warning."""
     torch.save(small_rcnn("resnet50", 91).state_dict(), tmp_path / "w.pth")

@@ -67,6 +67,7 @@ def models(request):
     return model, torchvision_model(cfg, model)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_detections_match_torchvision(models):
     images = make_images()
@@ -133,6 +134,7 @@ def check_step(ours, reference, images, targets) -> None:
         assert expected.norm() > 0, name
 
 
+@pytest.mark.slow
 def test_training_step_matches_torchvision(models):
     """Sample every anchor and proposal, so that nothing is random."""
     ours, reference = (model.train() for model in models)

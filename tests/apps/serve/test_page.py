@@ -148,6 +148,7 @@ def test_errors_are_shown(page, name, media_type, body, message):
     assert page.is_disabled("#download")
 
 
+@pytest.mark.slow
 def test_stopped_server(page, server, image_file):
     server.stop()
     choose(page, "photo.png", "image/png", image_file())

@@ -73,10 +73,8 @@ def test_without_timm(tiny_config, monkeypatch):
         build_model(cfg)
 
 
-@pytest.mark.parametrize(
-    ("name", "multiple"),
-    [("test_maxvit", 320), pytest.param("halonet_h1", 256, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "multiple"), [("test_maxvit", 320), ("halonet_h1", 256)])
 def test_images_are_padded_to_windows(timm, name, multiple):
     backbone = TimmBackbone(name, (8, 32)).eval()
     assert backbone.padding_multiple == multiple
