@@ -123,7 +123,7 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
 
 
 def _named(name: str, page: int | None) -> tuple[ImageSource, int | None]:
-    """Return what a name stands for, see `inputs`, and its page from 0. Raises DataError."""
+    """Return the image of a name, see `inputs`, and its page from 0. Raises DataError."""
     if (content := data_of(name)) is not None:
         return ImageBytes(content, short_repr(name)), page
     if is_video_name(name) and not is_camera(name):

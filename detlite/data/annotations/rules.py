@@ -181,9 +181,9 @@ def _judge_polygons(
     margin = np.maximum(longest, _POLYGON_MARGIN)
     in_pixel = ((low >= 0) & (high <= 1)).all(1) & ((high - low).max(1) < 1) & (limits.min(1) > 1)
     far = (low.min(1) < -margin) | (high.max(1) > longest + margin)
-    long = np.zeros(len(lengths), bool)
+    long, numbers = np.zeros(len(lengths), bool), (~few).cumsum() - 1
     for n in np.flatnonzero(~few & (lengths / 2 * (high - low).max(1) > MAX_OUTLINE)):
-        ring = np.reshape(polygons[(~few[:n]).sum()], (-1, 2))
+        ring = np.reshape(polygons[numbers[n]], (-1, 2))
         long[n] = outline_length(ring) > MAX_OUTLINE
     codes = np.select([few, (low == high).any(1), in_pixel, far, long], range(1, 6), 0)
     return codes, (codes == 0) & ((low < limits) & (high > 0)).all(1)

@@ -139,7 +139,7 @@ class RepeatedBoxHead(Cascade, BoxHead):
     """A box head that is applied several times: a cascade of itself.
 
     Args:
-        ious: as many as there are passes.
+        ious: the foreground IoU threshold of each pass, 0 to 1.
         options: arguments of `BoxHead`.
     """
 
