@@ -13,7 +13,13 @@ from detlite.checkpoint.loading import read_model_checkpoint, weight_file
 from detlite.checkpoint.stored_config import explain_imports
 from detlite.config import ConfigError, Overrides, as_list, expand_path, load_config
 from detlite.data import explain_dead_loader
-from detlite.data.data_arguments import Data, FilePath, Pair, evaluation_data
+from detlite.data.data_arguments import (
+    Data,
+    FilePath,
+    Pair,
+    evaluation_data,
+    keep_entry_options,
+)
 from detlite.distributed import barrier
 from detlite.engine.hooks import Hook
 from detlite.engine.rng import preserve_rng
@@ -124,7 +130,7 @@ def train(
         options = {"single_class": single_class, "images": images, "masks": masks,
                    "skip_bad": skip_bad, "group_by": group_by}  # fmt: skip
         opts, summary = training_overrides(
-            data, test_data, weights, minutes, output_dir, overrides, options
+            config, data, test_data, weights, minutes, output_dir, overrides, options
         )
         cfg, is_complete = load_run_config(config, opts, resume)
         if not is_complete and data is None:
@@ -168,9 +174,8 @@ def evaluate(
         ConfigError, DataError, CheckpointError, LoaderProcessError: the message says what to do.
     """
     start = time.perf_counter()
-    opts = {} if data is None else evaluation_data(data)
-    if weights is not None:
-        opts["MODEL.WEIGHT"] = str(weights)
+    data_keys = {} if data is None else evaluation_data(data)
+    opts = {} if weights is None else {"MODEL.WEIGHT": str(weights)}
     if output_dir is None and weights and "://" not in str(weights):
         run = expand_path(str(weights)).parent
         if config is None or Path(config).resolve() == (run / CONFIG_FILE).resolve():
@@ -186,6 +191,10 @@ def evaluate(
         cfg, checkpoint = read_model_checkpoint(weights, all_opts)
     else:
         cfg = load_config(config, all_opts)
+    if data_keys:
+        keep_entry_options(data_keys, cfg.DATASETS)
+        cfg = cfg.clone()
+        cfg.merge_from_list(as_list(data_keys))
     folder = Path(cfg.OUTPUT_DIR)
     file = checkpoint.path if checkpoint else weight_file(cfg)
     with (

@@ -1,5 +1,6 @@
 """Extensions: the user's modules and files in IMPORTS, and config keys that they declare."""
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -74,14 +75,14 @@ def import_extensions(names: Sequence[tuple[str, Path]]) -> tuple[dict[str, Key]
 
     Args:
         names: module names, and paths that end in .py, each with the folder to which it is
-            relative.
+            relative. A file can import files before it by their names.
 
     Returns:
         The declared keys by name, and the value of IMPORTS that finds the files from any folder.
 
     Raises:
-        ConfigError: a module cannot be imported, two files have the same name, or both declare the
-            same key.
+        ConfigError: a module cannot be imported, a file imports another one that is not before it,
+            two files have the same name, or both declare the same key.
     """
     imports: dict[str, str] = {}  # the values of IMPORTS by module
     files: dict[str, str] = {}  # the modules by file name
@@ -93,7 +94,7 @@ def import_extensions(names: Sequence[tuple[str, Path]]) -> tuple[dict[str, Key]
                 imports[name] = name
                 continue
             file = (folder / expand_path(name)).absolute()
-            module = _import_file(file)
+            module = _import_file(file, files)
         except (ImportError, OSError) as error:
             raise ConfigError(f"IMPORTS: cannot import {name!r}: {error}") from error
         known = files.setdefault(file.name, module)
@@ -132,14 +133,28 @@ def copy_extensions(imports: Sequence[str], folder: Path) -> tuple[str, ...]:
     return tuple(copied)
 
 
-def _import_file(file: Path) -> str:
+def _import_file(file: Path, earlier: Mapping[str, str]) -> str:
     """Import a file unless it is loaded already, and return the name of its module.
 
-    The name contains a digest of the content. Copies of a file, such as the one in the folder of a
-    run, are therefore the same module, and a changed file is loaded again.
+    The name contains a digest of the content and of the `earlier` files that it imports, which are
+    modules by file name. Copies of a file, such as the one in the folder of a run, are therefore
+    the same module, and a changed file is loaded again.
     """
     content = file.read_bytes()
-    name = f"{EXTENSION_MODULE}{file.name}@{hashlib.sha256(content).hexdigest()[:16]}"
+    imported = _imported_names(content, file)
+    needed = {part: earlier[f"{part}.py"] for part in imported if f"{part}.py" in earlier}
+    for part in imported:
+        if (
+            part not in needed
+            and part not in sys.modules
+            and (file.parent / f"{part}.py").is_file()
+        ):
+            raise ImportError(
+                f"it imports {part}.py next to it: list {part}.py before it in IMPORTS, so that "
+                "the folder of a run contains copies of both"
+            )
+    digest = hashlib.sha256(content + "".join(needed.values()).encode()).hexdigest()[:16]
+    name = f"{EXTENSION_MODULE}{file.name}@{digest}"
     if name in sys.modules and _newest.get(file.name) == name:
         return name
     spec = importlib.util.spec_from_file_location(name, file)
@@ -148,6 +163,8 @@ def _import_file(file: Path) -> str:
     # Added before it runs, as for any import: dataclasses look up their module.
     sys.modules[name] = module
     _DECLARED.pop(name, None)
+    aliases = {part: sys.modules[n] for part, n in needed.items() if part not in sys.modules}
+    sys.modules.update(aliases)
     try:
         # Not by the loader: Python's stored bytecode may be of a file of the same second and size.
         exec(compile(content, file, "exec"), vars(module))
@@ -155,5 +172,16 @@ def _import_file(file: Path) -> str:
         del sys.modules[name]
         _DECLARED.pop(name, None)
         raise
+    finally:
+        for part in aliases:
+            del sys.modules[part]
     _newest[file.name] = name
     return name
+
+
+def _imported_names(content: bytes, file: Path) -> list[str]:
+    """Return the names of the modules that a file imports."""
+    nodes = list(ast.walk(ast.parse(content, file)))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return sorted(names)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from yacs.config import CfgNode
+
 from detlite.config import ConfigError, expand_path
 from detlite.files.errors import DataError
 from detlite.registry import Registry
@@ -53,7 +55,22 @@ def training_data(
 
 
 def evaluation_data(data: Pair) -> dict[str, Any]:
+    """Return the config keys of the dataset "test"."""
     return _dataset_keys(test=_pair("data", data))
+
+
+def keep_entry_options(keys: dict[str, Any], datasets: CfgNode) -> None:
+    """Give the datasets in `keys` the `fields` and `evaluators` of those that they replace.
+
+    Args:
+        keys: config keys of "train" and "test", which are changed in place.
+        datasets: the section DATASETS of the config that they override.
+    """
+    for entry in keys["DATASETS.CATALOG"]:
+        for replaced in datasets.CATALOG:
+            if replaced["name"] in datasets[entry["name"].upper()]:
+                options = ("fields", "evaluators")
+                entry |= {option: replaced[option] for option in options if option in replaced}
 
 
 def _pair(name: str, value: Any) -> Pair:

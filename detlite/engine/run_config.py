@@ -12,7 +12,7 @@ from detlite.checkpoint.loading import read_weights
 from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
 from detlite.config import ConfigError, Overrides, as_list, default_config, load_config
 from detlite.config.loading import flatten
-from detlite.data.data_arguments import Data, FilePath, training_data
+from detlite.data.data_arguments import Data, FilePath, keep_entry_options, training_data
 from detlite.distributed import world_size
 
 from .checkpointer import newest_checkpoint
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def training_overrides(
+    config: FilePath | None,
     data: Data | None,
     test_data: Data | None,
     weights: FilePath | None,
@@ -50,6 +51,8 @@ def training_overrides(
     summary = ""
     if data is not None:
         opts, summary = training_data(data, test_data, **options)
+        if config is not None:
+            keep_entry_options(opts, load_config(config, overrides).DATASETS)
     if weights is not None:
         opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
     if minutes is not None:

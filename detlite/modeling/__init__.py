@@ -22,7 +22,7 @@ from .preprocessing import Normalizer, build_normalizer
 from .proposal_network import ProposalNetwork
 from .rcnn import GeneralizedRCNN, build_generalized_rcnn
 from .retinanet import RetinaNet
-from .roi_heads.box_head import BoxHead
+from .roi_heads.box_head import BoxHead, box_head_options
 from .roi_heads.extractors import (
     BOX_EXTRACTORS,
     KEYPOINT_EXTRACTORS,
@@ -47,14 +47,14 @@ from .rpn.head import RPN_HEADS, RPNHead
 from .rpn.rpn import RPN, build_rpn
 
 __all__ = [
-    "BACKBONES", "BACKGROUND", "BODIES", "BOX_EXTRACTORS", "BOX_LOSSES", "BOX_PREDICTORS",
-    "FPN", "IGNORE", "KEYPOINT_EXTRACTORS", "KEYPOINT_PREDICTORS", "MASK_EXTRACTORS",
-    "MASK_PREDICTORS", "META_ARCHITECTURES", "NECKS", "POOLERS", "RPN", "RPN_HEADS", "SAMPLERS",
-    "AnchorGenerator", "Backbone", "BoxCoder", "BoxHead", "BoxLoss", "BoxPredictor",
-    "ConvFeatureExtractor", "DetectionModel", "Extractor", "FPN2MLPFeatureExtractor",
-    "GeneralizedRCNN", "Matcher", "Normalizer", "Pooler", "Postprocess", "ProposalNetwork",
-    "ProposalSampler", "RPNHead", "RetinaNet", "RoIHead", "RoIHeads", "RowPacking", "Sampler",
-    "Suppression", "build_anchors", "build_backbone", "build_box_loss", "build_extractor",
+    "BACKBONES", "BACKGROUND", "BODIES", "BOX_EXTRACTORS", "BOX_LOSSES", "BOX_PREDICTORS", "FPN",
+    "IGNORE", "KEYPOINT_EXTRACTORS", "KEYPOINT_PREDICTORS", "MASK_EXTRACTORS", "MASK_PREDICTORS",
+    "META_ARCHITECTURES", "NECKS", "POOLERS", "RPN", "RPN_HEADS", "SAMPLERS", "AnchorGenerator",
+    "Backbone", "BoxCoder", "BoxHead", "BoxLoss", "BoxPredictor", "ConvFeatureExtractor",
+    "DetectionModel", "Extractor", "FPN2MLPFeatureExtractor", "GeneralizedRCNN", "Matcher",
+    "Normalizer", "Pooler", "Postprocess", "ProposalNetwork", "ProposalSampler", "RPNHead",
+    "RetinaNet", "RoIHead", "RoIHeads", "RowPacking", "Sampler", "Suppression", "box_head_options",
+    "build_anchors", "build_backbone", "build_box_loss", "build_extractor",
     "build_generalized_rcnn", "build_model", "build_norm", "build_normalizer", "build_pooler",
     "build_postprocess", "build_predictor", "build_proposal_sampler", "build_roi_heads",
     "build_rpn", "build_suppression", "conv_block", "first_valid", "gather", "generalized_iou",

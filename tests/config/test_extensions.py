@@ -1,5 +1,6 @@
 """Test IMPORTS and the config keys that extensions declare."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Body(nn.Module):
 def build(cfg):
     return Backbone(Body(), nn.Identity(), 8, strides=(8,), pooled=1)
 """
+_REGISTRY = "from detlite.modeling.backbone import BACKBONES\n"
 _KEYS = """
 from detlite.config import Key, declare_keys, positive
 
@@ -138,6 +140,29 @@ def test_the_folder_of_a_run_has_copies_of_the_files(write, tmp_path):
 
 
 # ---- own keys
+
+
+def test_files_import_files_before_them(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as of `python -m` and notebooks
+    register = '@BACKBONES.register("parts")\ndef build(cfg):\n    return WIDTH\n'
+    write("parts.py", "WIDTH = 8\n")
+    write("uses.py", f"from parts import WIDTH\n{_REGISTRY}{register}")
+    file = write("a.yaml", "IMPORTS: [parts.py, uses.py]")
+    cfg = load_config(file)
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    run.mkdir()
+    write_config(cfg, run)
+    run.rename(moved)
+    assert (moved / "extensions" / "parts.py").is_file()
+    assert load_config(moved / "config.yaml").IMPORTS
+    for width in (8, 16):  # changing a part loads what imports it again
+        write("parts.py", f"WIDTH = {width}\n")
+        load_config(file)
+        assert BACKBONES.get("parts")(None) == width
+    with pytest.raises(ConfigError, match=r"list parts\.py before it in IMPORTS"):
+        load_config(None, ["IMPORTS", [str(tmp_path / "uses.py")]])
+    assert "parts" not in sys.modules
 
 
 def test_own_keys_are_set_checked_and_stored_like_others(write):

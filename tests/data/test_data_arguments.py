@@ -3,9 +3,9 @@
 import pytest
 from PIL import Image
 
-from detlite.config import ConfigError
+from detlite.config import ConfigError, load_config
 from detlite.data import DataError
-from detlite.data.data_arguments import evaluation_data, training_data
+from detlite.data.data_arguments import evaluation_data, keep_entry_options, training_data
 
 
 @pytest.mark.parametrize("data", [3, (), ("a.json",), ("a.json", 3), {"a": 1}, ["a", "b", "c"]])
@@ -50,3 +50,17 @@ def test_data_are_read_with_the_options_of_init(tmp_path):
     keys, summary = training_data(tmp_path / "labels", **options)
     assert keys["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == 2
     assert "all categories are one" in summary
+
+
+def test_the_fields_and_evaluators_of_replaced_datasets_remain():
+    catalog = [
+        {"name": "a", "fields": ["code"]},
+        {"name": "b", "evaluators": ["coco", "counts"]},
+        {"name": "c", "fields": ["other"]},
+    ]
+    names = {"DATASETS.CATALOG": catalog, "DATASETS.TRAIN": ["a"], "DATASETS.TEST": ["b"]}
+    keys = {"DATASETS.CATALOG": [{"name": "train"}, {"name": "test"}]}
+    keep_entry_options(keys, load_config(None, names).DATASETS)
+    train, test = keys["DATASETS.CATALOG"]
+    assert train == {"name": "train", "fields": ["code"]}
+    assert test == {"name": "test", "evaluators": ["coco", "counts"]}

@@ -57,7 +57,7 @@ def run_block(tmp_path):
 
 
 def test_every_block_is_tested_here():
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8
 
 
 def test_table_lists_every_registry(tiny_config):
@@ -83,6 +83,7 @@ def test_table_lists_every_registry(tiny_config):
         ("AveragedAlign", ["MODEL.ROI_BOX_HEAD.POOLER_TYPE", "AveragedAlign"]),
         ('register("mobilenet")', ["MODEL.BACKBONE.CONV_BODY", "mobilenet-FPN"]),
         ("FocalPredictor", ["MODEL.ROI_BOX_HEAD.PREDICTOR", "Focal"]),
+        ("WeightedBoxHead", ["MODEL.META_ARCHITECTURE", "WeightedRCNN"]),
         ("PointDetector", ["MODEL.META_ARCHITECTURE", "PointDetector", "MODEL.MASK_ON", False]),
     ],
 )

@@ -182,6 +182,17 @@ def test_attributes_are_trained_measured_and_predicted(repo_root, tmp_path):
     found = json.loads((output / "results_test.json").read_text())
     assert found
     assert all(row["attributes"].keys() == ATTRIBUTE_NAMES for row in found)
+    data = {}
+    for name, split in (("data", "train"), ("test_data", "test")):
+        (shapes_folder,) = (tmp_path / "shapes").glob(f"{split}-*")
+        data[name] = shapes_folder / "annotations.json", shapes_folder / "images"
+    overrides = ATTRIBUTES | {"SOLVER.MAX_ITER": 1}
+    own = detlite.train(config, **data, output_dir=tmp_path / "own", overrides=overrides)
+    assert own.metrics["test"]["attributes"].keys() == ATTRIBUTE_NAMES
+    again = detlite.evaluate(
+        own.weights, config=config, data=data["test_data"], overrides=overrides
+    )
+    assert again.metrics == own.metrics
     imports = ["IMPORTS", [str(folder / "attributes.py")]]
     predictor = detlite.Predictor.from_checkpoint(output / "model_final.pth", imports)
     image = torch.randint(0, 256, (3, 90, 120), dtype=torch.uint8)
