@@ -123,7 +123,10 @@ def describe_environment(device: torch.device) -> list[str]:
     python = f", Python {platform.python_version()}"
     is_gpu = device.type == "cuda"
     processor = torch.cuda.get_device_name(device) if is_gpu else _processor()
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    is_package = program.name == "__main__.py"
+    words = ["python", "-m", program.parent.name] if is_package else [program.name]
+    command = shlex.join([*words, *sys.argv[1:]])
     commit = _commit(Path.cwd())
     lines = [
         f"versions: {versions}{cuda}{python}",

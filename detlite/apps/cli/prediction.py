@@ -85,13 +85,13 @@ def predict(args: Namespace) -> int:
         manifest.json           the command and its totals
         progress.jsonl          which images are finished or unreadable
 
-    With a format of labels, images/ has copies of the images, and these files have their labels:
+    Labels in other formats, and except for geojson copies of the images in images/:
         annotations.json        coco: polygons, also for CVAT
         labels/*.txt            yolo, and data.yaml with the categories
         images/*.json           labelme, and labels.txt with the categories
         tasks.json              label-studio: import them into a project with the labeling
                                 configuration labels.xml
-    With --format geojson, geojson/*.geojson has the objects of each image for QuPath.
+        geojson/*.geojson       geojson: the objects of each image, for QuPath
 
     To continue an interrupted run, repeat the command.
 
