@@ -35,6 +35,7 @@ _NOT_IN_WEIGHTS = re.compile(
     r"|INFERENCE_TH|NMS_TH|PRE_NMS_TOP_N)"
 )
 _PIXEL_TOLERANCE = 0.01  # of pixels in 0..1; less than what distinguishes CLIP from ImageNet
+_IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # RGB, of all classifiers of torchvision
 _PUBLISHED = re.compile(r"-[0-9a-f]{8}\.pth$|model_final_[0-9a-f]{6}\.pkl$")  # with these settings
 
 
@@ -175,20 +176,24 @@ def log_assumptions(cfg: CfgNode, checkpoint: Checkpoint, opts: Sequence[Any] = 
 
 
 def warn_of_other_pixels(cfg: CfgNode, checkpoint: Checkpoint) -> None:
-    """Warn if the config normalizes pixels otherwise than a classifier of timm was trained."""
+    """Warn if the config normalizes pixels otherwise than its classifier was trained.
+
+    The values of classifiers of timm and torchvision are known, if images have three channels.
+    """
     pixels, name = cfg.INPUT, split_name(cfg.MODEL.BACKBONE.CONV_BODY)[0]
-    is_classifier = checkpoint.timm_backbone or checkpoint.backbone_only
-    if not (is_classifier and name.startswith("timm/") and len(pixels.PIXEL_MEAN) == 3):
-        return  # the values of other channels are not known
-    if cfg.MODEL.WEIGHT.startswith("timm://"):  # its tag may have other values than the model
-        name = cfg.MODEL.WEIGHT.replace("timm://", "timm/")
-    expected = timm_pixels(name.removeprefix("timm/"))
+    if not (checkpoint.timm_backbone or checkpoint.backbone_only) or len(pixels.PIXEL_MEAN) != 3:
+        return
+    expected = _IMAGENET if checkpoint.source == "torchvision" else None
+    if name.startswith("timm/"):
+        if cfg.MODEL.WEIGHT.startswith("timm://"):  # its tag may have other values than the model
+            name = cfg.MODEL.WEIGHT.replace("timm://", "timm/")
+        expected = timm_pixels(name.removeprefix("timm/"))
     if expected is None:
         return
     given = zip((*pixels.PIXEL_MEAN, *pixels.PIXEL_STD), (*expected[0], *expected[1]), strict=True)
     if pixels.TO_BGR255 or any(abs(a - b) > _PIXEL_TOLERANCE for a, b in given):
         logger.warning(
-            "%s: timm lists other pixel values for these weights than the config has, so AP is "
-            "lower: set INPUT.TO_BGR255 False INPUT.PIXEL_MEAN %s INPUT.PIXEL_STD %s",
+            "%s: the library of these weights lists other pixel values than the config has, so AP "
+            "is lower: set INPUT.TO_BGR255 False INPUT.PIXEL_MEAN %s INPUT.PIXEL_STD %s",
             checkpoint.path, *expected,
         )  # fmt: skip

@@ -112,7 +112,7 @@ def _convert(raw: RawStateDict, container: dict[str, Any], name: str, path: Path
     source = SOURCES[name]
     state = _number_levels_from_zero(source.adapt(as_tensors(source.rename(raw)), raw))
     if all(key.startswith("backbone.body.") for key in state):
-        return Checkpoint(path, state, backbone_only=True)
+        return Checkpoint(path, state, backbone_only=True, source=name)
     try:
         assumed, stated = source.configure(state, raw, path, container)
     except ValueError as error:

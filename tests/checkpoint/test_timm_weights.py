@@ -3,9 +3,11 @@
 import sys
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torchvision.models import resnet50
 
 from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights, read_weights
@@ -62,29 +64,35 @@ HALVES, IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224
 
 
 @pytest.mark.parametrize(
-    ("bgr", "mean", "std", "expected"),
+    ("library", "bgr", "mean", "std", "expected"),
     [
-        (False, *HALVES, None),
-        (False, [0.505, 0.495, 0.5], [0.498] * 3, None),
-        (False, *IMAGENET, HALVES),
-        (True, [127.5] * 3, [127.5] * 3, HALVES),  # the channels have another order
-        (False, [0.4], [0.2], None),  # one channel
+        ("timm", False, *HALVES, None),
+        ("timm", False, [0.505, 0.495, 0.5], [0.498] * 3, None),
+        ("timm", False, *IMAGENET, HALVES),
+        ("timm", True, [127.5] * 3, [127.5] * 3, HALVES),  # the channels have another order
+        ("timm", False, [0.4], [0.2], None),  # one channel
+        ("torchvision", False, *IMAGENET, None),
+        ("torchvision", True, [102.98, 115.95, 122.77], [1.0] * 3, IMAGENET),  # Caffe's
     ],
 )
-def test_other_pixel_statistics(tiny_config, tmp_path, caplog, bgr, mean, std, expected):
-    """Classifiers of timm have the statistics that timm lists; the default's are Caffe's."""
-    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "w.pth")
-    converted = replace(read_checkpoint(tmp_path / "w.pth", "timm"), path=tmp_path / "own.pth")
+def test_other_pixel_statistics(tiny_config, tmp_path, caplog, library, bgr, mean, std, expected):
+    """Classifiers have the statistics that their library lists; the default's are Caffe's."""
+    body, build = {
+        "timm": ("timm/test_resnet-FPN", partial(timm.create_model, "test_resnet")),
+        "torchvision": ("R-50-FPN", resnet50),
+    }[library]
+    torch.save(build().state_dict(), tmp_path / "w.pth")
+    converted = replace(read_checkpoint(tmp_path / "w.pth", library), path=tmp_path / "own.pth")
     save_checkpoint(converted)
     for name in ("w.pth", "own.pth"):
         read_weights(tiny_config(
-            "MODEL.WEIGHT", str(tmp_path / name), "MODEL.BACKBONE.CONV_BODY",
-            "timm/test_resnet-FPN", "INPUT.TO_BGR255", bgr, "INPUT.PIXEL_MEAN", mean,
-            "INPUT.PIXEL_STD", std,
+            "MODEL.WEIGHT", str(tmp_path / name), "MODEL.BACKBONE.CONV_BODY", body,
+            "INPUT.TO_BGR255", bgr, "INPUT.PIXEL_MEAN", mean, "INPUT.PIXEL_STD", std,
         ))  # fmt: skip
     advice = "INPUT.TO_BGR255 False INPUT.PIXEL_MEAN {} INPUT.PIXEL_STD {}"
     warned = [record.message for record in caplog.records if "other pixel values" in record.message]
-    assert len(warned) == (2 if expected else 0)
+    # A converted file does not say that it is of torchvision.
+    assert len(warned) == (0 if not expected else 1 if library == "torchvision" else 2)
     assert not expected or all(advice.format(*expected) in message for message in warned)
 
 
