@@ -87,7 +87,7 @@ def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
 
 
 def plot_metrics(metrics_file: Path, image_file: Path) -> None:
-    """Plot the losses of a metrics.jsonl on the left, and AP or recall on the right.
+    """Plot the losses of a metrics.jsonl, and AP or recall next to them if measured repeatedly.
 
     Raises:
         DataError: the file cannot be read, or a line is not JSON or has no iteration.
@@ -103,16 +103,16 @@ def plot_metrics(metrics_file: Path, image_file: Path) -> None:
                 losses[name].append((iteration, measured))
             elif measured is not None and name.rpartition("/")[2] in PLOTTED:
                 metrics[name].append((iteration, 100 * measured))
-    figure = Figure(figsize=(12, 4.5), layout="constrained")  # without pyplot, it needs no display
-    left, right = figure.subplots(1, 2)
-    curves = {name: np.transpose(points) for name, points in losses.items()}
-    charts.plot(left, "Training loss", curves, xlabel="iteration")
-    curves = {f"{name}: {points[-1][1]:.1f}": np.transpose(points)
-              for name, points in metrics.items()}  # fmt: skip
-    title = "Average precision, or recall (%)"
-    charts.plot(right, title, curves, marker="o", xlabel="iteration", ylim=(0, 100))
-    for axes in (left, right):
-        if axes.lines:
+    panels: dict[str, tuple[dict[str, Any], Any]] = {"Training loss": (losses, {})}
+    if shown := {f"{n}: {row[-1][1]:.1f}": row for n, row in metrics.items() if len(row) > 1}:
+        panels["Average precision, or recall (%)"] = shown, {"marker": "o", "ylim": (0, 100)}
+    # Without pyplot, the figure needs no display.
+    figure = Figure(figsize=(6 * len(panels), 4.5), layout="constrained")
+    for number, (title, (rows, style)) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(1, len(panels), number)
+        curves = {name: np.transpose(points) for name, points in rows.items()}
+        charts.plot(axes, title, curves, xlabel="iteration", **style)
+        if rows:
             axes.legend(fontsize=9)
     with atomic_path(image_file) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

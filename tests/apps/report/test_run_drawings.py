@@ -23,12 +23,16 @@ LINES = [
     {"iteration": 2, "loss_mask": 0.5, "loss": 1.0, "lr": 0.1},
     {"iteration": 4, "evaluation": {"val": METRICS, "other": {"bbox": {"AP": 0.75}}}},
 ]
-CURVES = {
+LOSSES = {
     "loss": [[1, 2], [2, 1]], "loss_mask": [[1, 2], [1.5, 0.5]], "val/loss/total": [[4], [0.5]],
-    "val/bbox/AP: 25.0": [[4], [25]], "val/bbox/AP50: 50.0": [[4], [50]],
-    "val/voc/AP50: 50.0": [[4], [50]], "val/voc/AP50_07: 25.0": [[4], [25]],
-    "val/box_proposal/AR@100: 75.0": [[4], [75]], "val/box_proposal/AR@1000: 100.0": [[4], [100]],
-    "other/bbox/AP: 75.0": [[4], [75]],
+}  # fmt: skip
+AGAIN = [*LINES, {"iteration": 6, "evaluation": {"val": METRICS}}]
+CURVES = LOSSES | {
+    "val/loss/total": [[4, 6], [0.5, 0.5]],
+    "val/bbox/AP: 25.0": [[4, 6], [25, 25]], "val/bbox/AP50: 50.0": [[4, 6], [50, 50]],
+    "val/voc/AP50: 50.0": [[4, 6], [50, 50]], "val/voc/AP50_07: 25.0": [[4, 6], [25, 25]],
+    "val/box_proposal/AR@100: 75.0": [[4, 6], [75, 75]],
+    "val/box_proposal/AR@1000: 100.0": [[4, 6], [100, 100]],
 }  # fmt: skip
 
 
@@ -38,8 +42,9 @@ def plot(folder: Path, text: str) -> np.ndarray:
     return np.asarray(Image.open(folder / "curves.png"))
 
 
-@pytest.mark.parametrize(("lines", "expected"), [([], {}), (LINES, CURVES)])
+@pytest.mark.parametrize(("lines", "expected"), [([], {}), (LINES, LOSSES), (AGAIN, CURVES)])
 def test_curves(lines, expected, tmp_path, monkeypatch):
+    """Metrics that were measured once are no curves."""
     drawn, draw = {}, Axes.plot
 
     def record(self: Axes, x: Any, y: Any, *style: Any, label: str, **styles: Any) -> None:
