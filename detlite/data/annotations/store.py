@@ -24,6 +24,7 @@ from detlite.data.findings import Findings
 from detlite.files import cache
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError
+from detlite.files.progress import progress_bar
 from detlite.files.reading import open_file
 from detlite.structures.keypoints import keypoint_names
 
@@ -188,7 +189,8 @@ def write_table(
     judge = Judge(file, images, categories, category_ids, len(names), findings, nameless)
     judged = np.zeros(len(texts["annotations"]), JUDGED)
     sizes = [_write_texts(stream, texts["images"])]
-    for first in range(0, len(judged), _ENTRIES):
+    parts = range(0, len(judged), _ENTRIES)
+    for first in progress_bar(parts, f"reading the annotations of {file}", unit=" parts"):
         group = slice(first, first + _ENTRIES)
         written, judged[group] = judge.read(texts["annotations"][group], first)
         sizes.append(_write_texts(stream, written))
@@ -238,7 +240,8 @@ def write_table(
 
 
 def _rows(file: object, texts: dict[str, list[Any]], key: str) -> Iterator[Row]:
-    return (parse_row(file, key, n, text) for n, text in enumerate(texts[key]))
+    bar = progress_bar(texts[key], f"reading the {key} of {file}", unit="")
+    return (parse_row(file, key, n, text) for n, text in enumerate(bar))
 
 
 def _write_texts(stream: IO[bytes], texts: list[Any]) -> np.ndarray:

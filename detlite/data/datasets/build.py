@@ -6,6 +6,7 @@ import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -20,7 +21,7 @@ from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 from detlite.structures.names import file_key
 
 from .catalog import locate_dataset, object_fields
-from .coco import CocoDataset, ConcatDataset
+from .coco import Check, CocoDataset, ConcatDataset
 from .options import build_dataset_options
 from .proposals import build_proposals
 
@@ -34,10 +35,10 @@ _MIRRORED = (
 _NOT_MIRRORED = "Images are not mirrored. Name pairs in DATASETS.KEYPOINT_FLIP_PAIRS to allow it."
 
 
-def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
+def build_dataset(cfg: CfgNode, name: str, train: bool, check: Check | None = None) -> CocoDataset:
     """Build the dataset that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
-    Raises ConfigError for the entry, or DataError for the files.
+    `check` is that of `CocoDataset`. Raises ConfigError for the entry, or DataError for the files.
     """
     kind, annotations, images = locate_dataset(cfg, name)
     if isinstance(annotations, Path) and annotations.is_dir():
@@ -52,7 +53,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
             f"({cfg.DATASETS.ROOT}) to the folder that contains them"
         )
     options = replace(build_dataset_options(cfg, train), fields=object_fields(cfg, name))
-    dataset = CocoDataset(annotations, images, options, name, kind)
+    dataset = CocoDataset(annotations, images, options, name, kind, check)
     if cfg.MODEL.LOAD_PROPOSALS:
         dataset.proposals = build_proposals(cfg, dataset, "TRAIN" if train else "TEST")
     dataset.findings += config_findings(cfg, dataset.table, dataset.options.selection, train)
@@ -118,16 +119,21 @@ def _limits(cfg: CfgNode, train: bool, most: int) -> Iterator[tuple[str, int, st
 
 
 def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
-    """Build all datasets of DATASETS.TRAIN as one. Raises ConfigError or DataError."""
+    """Build all datasets of DATASETS.TRAIN as one; they have the same categories.
+
+    Raises ConfigError or DataError.
+    """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError("DATASETS.TRAIN is empty: name at least one entry of DATASETS.CATALOG")
-    dataset = ConcatDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
+    first, *others = cfg.DATASETS.TRAIN
+    parts = [build_dataset(cfg, first, True, check=partial(check_num_classes, cfg))]
+    parts += [build_dataset(cfg, name, train=True) for name in others]
+    dataset = ConcatDataset(parts)
     if not any(part.has_objects for part in dataset.parts):
         raise DataError(
             f"DATASETS.TRAIN {', '.join(cfg.DATASETS.TRAIN)}: no image has an annotation, so "
             "nothing can be trained: add a dataset with annotations"
         )
-    check_num_classes(cfg, dataset)
     return dataset
 
 

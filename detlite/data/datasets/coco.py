@@ -36,6 +36,7 @@ Target = dict[str, Any]
 MinSize = Callable[[tuple[int, int]], tuple[int, int]]
 # Returns the image that a function reads, or a copy that it has kept.
 ImageCache = Callable[[Callable[[], Tensor]], Tensor]
+Check = Callable[["CocoDataset"], None]
 
 
 class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
@@ -57,6 +58,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         options: the entries that are used, and how they are read.
         name: the name of the dataset in messages.
         kind: the type of the catalog entry, which selects the evaluator.
+        check: is called before the images are checked, which takes minutes if they are many.
 
     Attributes:
         table: the content of the annotation file.
@@ -73,6 +75,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         options: DatasetOptions = DEFAULTS,
         name: str = "",
         kind: str = "coco",
+        check: Check | None = None,
     ) -> None:
         self.name = name or annotations.stem
         self.kind, self.images, self.options = kind, images, options
@@ -86,6 +89,8 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         self.keypoint_names = self.table.keypoint_names if options.keypoints else []
         self.proposals: Sequence[Tensor] | None = None
         self._labels = {row["id"]: k for k, row in enumerate(self.categories, start=1)}
+        if check is not None:
+            check(self)
         # An array, because the reference counts of a list's elements would copy its memory into
         # every loader process.
         self.numbers, self.findings = choose_images(

@@ -1,7 +1,6 @@
 """Check the image files of a dataset once, and again when their folders have changed."""
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from detlite.data.findings import Finding
 from detlite.data.locations import location_id
 from detlite.files import cache
 from detlite.files.errors import RemoteError
+from detlite.files.progress import progress_bar
 
 from .listing import list_files, select_images
 from .pixels import ImageOptions, upright_size
@@ -32,7 +32,6 @@ _UNLISTED = (
 )
 _VERSION = 4  # increase it with every change of the results of `check_image` or of the notes
 _GROUP = 4096  # images that are passed to the threads together
-_logger = logging.getLogger(__name__)
 
 
 def check_images(
@@ -127,11 +126,12 @@ def _check(
         is_turned = is_local and orientation != 1 and upright_size(size, orientation) == size
         return (f"{where}: orientation {orientation}", False) if is_turned else None
 
-    if len(numbers) and not is_local:
-        _logger.info("%s: checking all %d images once", folder, len(numbers))
+    bar = progress_bar(total=len(numbers), desc=f"checking images in {folder}", unit=" images")
     # Threads, because a network disk mostly waits.
-    with ThreadPoolExecutor(8 if is_local else 32) as pool:
+    with bar, ThreadPoolExecutor(8 if is_local else 32) as pool:
         for first in range(0, len(numbers), _GROUP):
             group = numbers[first : first + _GROUP].tolist()
-            results = zip(group, pool.map(check, group), strict=True)
-            yield from ((number, result) for number, result in results if result)
+            for number, result in zip(group, pool.map(check, group), strict=True):
+                bar.update()
+                if result:
+                    yield number, result

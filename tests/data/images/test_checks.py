@@ -1,9 +1,12 @@
 """Images are checked once, and again if they may have changed."""
 
+import io
 import json
+from functools import partial
 
 import pytest
 from PIL import Image
+from tqdm import tqdm
 
 from detlite.config import load_config
 from detlite.data import CocoDataset, DataError
@@ -39,6 +42,16 @@ def test_a_missing_folder_may_appear(content, write_set, cache, settled, checked
     for name in ("crowd.png", "empty.png"):
         (folder / name).rename(folder / "more" / name)
     assert len(CocoDataset(file, folder)) == 4
+
+
+def test_the_check_shows_its_progress(content, write_set, cache, monkeypatch):
+    shown = io.StringIO()
+    bar = partial(tqdm, file=shown, mininterval=0)
+    monkeypatch.setattr(checks, "progress_bar", bar)
+    file, folder = write_set(content)
+    CocoDataset(file, folder)
+    assert f"checking images in {folder}: 100%" in shown.getvalue()
+    assert "4/4" in shown.getvalue()
 
 
 def test_bad_images_are_checked_again(content, write_set, cache, settled, checked):
