@@ -177,7 +177,7 @@ def compute_statistics(
     owners, boxes = owners[used], table.column("boxes")[used]
     labels = table.column("category_ids")[used]
     if not len(boxes):
-        problem = f"{annotations}: no image has an object that can be trained on"
+        problem = f"{annotations}: no image has an object that can be used"
         found = table_findings(table, selection, skip=True)
         raise DataError("; ".join([problem, *map(str, found)]))
     decoding, top_bottom = _decode_sample([files[number] for number in numbers], image_options)

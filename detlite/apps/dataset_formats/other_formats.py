@@ -97,7 +97,7 @@ _OTHERS = (
 )  # fmt: skip
 _SUPPORTED = (
     "COCO json, YOLO (data.yaml, obj.names or classes.txt), PASCAL VOC, json of LabelMe, CSV of "
-    "boxes, and images with masks"
+    "boxes, and images with masks (a_mask.png or masks/a.png for a.jpg)"
 )
 
 

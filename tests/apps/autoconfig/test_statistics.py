@@ -70,7 +70,7 @@ def test_unusable_datasets_are_refused(make_coco_dataset):
         row["bbox"], row["segmentation"] = [1, 1, 5, -1], []
     file.write_text(json.dumps(content))
     with pytest.raises(
-        DataError, match=r"no image has an object that can be trained on.*positive width and height"
+        DataError, match=r"no image has an object that can be used.*positive width and height"
     ):
         compute_statistics(file, images)
 
