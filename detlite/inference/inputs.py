@@ -175,7 +175,8 @@ def _read_archive(source: str) -> list[str]:
             members = [Path(name) for name in archive.namelist() if not name.endswith("/")]
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
         raise DataError(f"{source}: the zip file cannot be read ({error})") from error
-    images = sorted(member.as_posix() for member in listing.select_images(members))
+    # Videos in it cannot be read, which is reported for each.
+    images = sorted(one.as_posix() for one in listing.select_images(members, VIDEO_SUFFIXES))
     if not images:
         raise DataError(f"{source}: the zip file contains no images")
     return [f"zip://{name}::{source}" for name in images]

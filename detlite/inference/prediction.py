@@ -181,8 +181,8 @@ class Prediction(dict[str, Any]):
     def __repr__(self) -> str:
         height, width = self["size"]
         counts = Counter(self["names"])
-        named = counts.most_common(_NAMED_CATEGORIES)
-        found = ", ".join(f"{count} {name}" for name, count in named) or "no objects"
+        found = ", ".join(f"{n} {name}" for name, n in counts.most_common(_NAMED_CATEGORIES))
+        found = found or f"no objects with scores of at least {self.threshold:g}"
         more = ", ..." if len(counts) > _NAMED_CATEGORIES else ""
         kinds = ", ".join(key for key in ("boxes", "masks", "keypoints") if key in self)
         return f"Prediction({width} x {height} pixels: {found}{more}; {kinds})"

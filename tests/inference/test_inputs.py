@@ -140,12 +140,15 @@ def test_stems(name, stem):
 def test_zip_files(photos, tmp_path):
     with zipfile.ZipFile("photos.zip", "w") as archive:
         Image.new("RGB", (4, 3), (1, 2, 3)).save("a.png")
-        for name in ("deep/a.png", "notes.txt"):
+        for name in ("deep/a.png", "notes.txt", "__MACOSX/deep/._a.png"):
             archive.write("a.png", name)
     (name,) = list_inputs(["photos.zip"])
     assert name == "zip://deep/a.png::photos.zip"
     image = prediction.load_image(name, DEFAULT_OPTIONS)
     assert image[:, 0, 0].tolist() == [1, 2, 3]
+    with zipfile.ZipFile("photos.zip", "a") as archive:
+        archive.write("a.png", "walk.mp4")
+    assert list_inputs(["photos.zip"])[1:] == ["zip://walk.mp4::photos.zip"]  # not lost
 
 
 def test_data_urls(tmp_path):

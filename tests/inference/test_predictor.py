@@ -177,7 +177,7 @@ class TestBadInput:
             (torch.zeros(4), ValueError, r"got float32 \[4\]"),
             (torch.zeros(4, 4, 3, dtype=torch.uint8), ValueError, r"got uint8 \[4, 4, 3\]"),
             (torch.zeros(3, 0, 4, dtype=torch.uint8), ValueError, r"pixels: got uint8 \[3, 0, 4\]"),
-            (np.zeros((0, 4, 3), np.uint16), DataError, "array: has no pixels"),
+            (np.zeros((0, 4, 3), np.uint8), DataError, "array: has no pixels"),
             (Image.new("F", (4, 4)), DataError, r"PIL image of mode F: .*INPUT\.VALUE_RANGE"),
             (np.zeros((4, 4, 2), np.uint8), ValueError, r"got uint8 \[4, 4, 2\]"),
             (7, TypeError, "a path, a file, bytes, a PIL image, an array or a tensor: got int"),

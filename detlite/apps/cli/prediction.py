@@ -10,7 +10,7 @@ RESULT_FORMATS = (
 )  # fmt: skip
 
 
-def _parse_threshold(text: str) -> float | dict[str, float | None]:
+def threshold(text: str) -> float | dict[str, float | None]:
     """Parse a score, "0.5", or scores by category, "car=0.7,bus"."""
     try:
         return float(text)
@@ -25,7 +25,7 @@ _THRESHOLD = option(
     "report detections with at least this score, 0 to 1; or NAME=SCORE,NAME,...: only detections "
     "of these categories, with at least their own or the default score (default: the score with "
     "the best F1 in training, or 0.5)",
-    type=_parse_threshold,
+    type=threshold,
 )
 _TRUST = flag("--trust", "run the code in --weights, if it is a .pt2 file that you trust")
 
@@ -102,7 +102,8 @@ def predict(args: Namespace) -> int:
 
     keep_freed_memory()
     totals = predict(args)
-    print(f"{totals}: see {args.output}")
+    hint = "" if totals.objects else "; --threshold 0.1 shows objects with low scores, too"
+    print(f"{totals}: see {args.output}{hint}")
     return 1 if totals.unreadable else 0
 
 

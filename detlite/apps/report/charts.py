@@ -47,9 +47,8 @@ def plot(
         color, line = COLORS[number % len(COLORS)], _STYLES[number % len(_STYLES)]
         # `$` starts a formula, and a space keeps labels that start with `_` in the legend.
         label = " " * name.startswith("_") + name.replace("$", r"\$")
-        shown = marker or ("o" if len(points[0]) == 1 else None)  # a point is no line
-        axes.plot(*points, line, color=color, label=label, linewidth=1.6, marker=shown,
-                  markersize=4)  # fmt: skip
+        axes.plot(*points, line, color=color, label=label, linewidth=1.6, markersize=4,
+                  marker=marker or "o" * (len(points[0]) == 1))  # fmt: skip
     axes.set(**{"ylim": (0, None), **settings})
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter("{x:.0f}")

@@ -59,10 +59,10 @@ def list_files(
 def select_images(files: Iterable[Path], more: Sequence[str] = ()) -> list[Path]:
     """Return the files with the suffix of an image format or of a registered image reader.
 
-    Those with one of `more` suffixes count as well.
+    Those with one of `more` suffixes count as well, but not macOS's "._a.jpg" in zip files.
     """
     suffixes = (*image_suffixes(), *more)  # may have several dots, as .nii.gz
-    return [file for file in files if file.name.lower().endswith(suffixes)]
+    return [x for x in files if x.name.lower().endswith(suffixes) and x.name[:2] != "._"]
 
 
 def list_images(

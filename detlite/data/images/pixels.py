@@ -56,7 +56,7 @@ def pixels_to_tensor(
 ) -> Tensor:
     """Convert stored pixels to uint8 [C, H, W], see `read_image`; errors name the image."""
     array = _select_channels(pixels.array, pixels.alpha, options.channels, name)
-    if array.dtype != np.uint8:
+    if array.dtype != np.uint8 or not array.size:
         array = _to_8_bits(array, options, name)
     array = _upright(array, orientation)
     # Arrays of image libraries may be read-only or have negative strides, so copy.
