@@ -56,6 +56,7 @@ class DistilledRCNN(GeneralizedRCNN):
         losses["loss_distillation"] = self.weight * torch.stack(distances).mean()
         return losses, features, samples
 
+    @torch.compiler.disable  # reading a file is not compiled
     def teacher(self) -> nn.Module:
         """Return the backbone of the teacher."""
         if not self.teachers:

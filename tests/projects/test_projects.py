@@ -1,6 +1,7 @@
 """Train each project for some steps, and use its run as any other."""
 
 import ast
+import copy
 import json
 import shutil
 
@@ -12,6 +13,7 @@ from detlite import modeling
 from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.conventions import convention_of
 from detlite.inference.options import InferenceOptions, View, build_options
+from detlite.modeling.compilation import compile_losses
 
 SMALL = {
     "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
@@ -76,6 +78,22 @@ def test_losses_with_and_without_padding(name, project):
         torch.testing.assert_close(*losses)
     sum(losses[0].values()).backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROJECTS)
+def test_compiled_losses_are_the_same(name, project):
+    file, keys = project(name)
+    model = detlite.build_model(detlite.load_config(file, [*sum(keys.items(), ())])).train()
+    model.static_shapes = model.reads_foreground = True
+    compiled = compile_losses(copy.deepcopy(model), backend="eager")
+    images, boxes = [torch.rand(3, 64, 96)], torch.tensor([[4.0, 6, 30, 40], [35, 20, 60, 50]])
+    targets = [{"boxes": boxes, "labels": torch.tensor([1, 2])}]
+    losses = []
+    for one in (model, compiled):
+        torch.manual_seed(0)
+        losses.append(one(images, targets))
+    torch.testing.assert_close(*losses)
 
 
 @pytest.mark.slow
