@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from pycocotools.coco import COCO
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from detlite.apps.batch_predict.resumable_run import ResumableRun
+from detlite.apps.prediction_files.writer import FORMATS, Entry, ModelInfo
 from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import load_config
 from detlite.conventions import CONVENTIONS
@@ -355,3 +358,14 @@ class BrightSquare(FakeDetector):
             keypoints=points,
             keypoint_scores=None if points is None else torch.zeros(2, 1),
         )
+
+
+def write_predictions(
+    folder: Path, format: str, entries: Iterable[Entry], model: ModelInfo
+) -> None:
+    """Write the files of `detlite predict`, and replace earlier ones."""
+    shutil.rmtree(folder)
+    with contextlib.closing(ResumableRun(FORMATS.get(format)(folder, model), {})) as run:
+        for entry in entries:
+            run.add(entry)
+        run.finish()

@@ -1,21 +1,23 @@
 """A run of `detlite predict`, which the same command continues after any interruption.
 
     manifest.json     the command, and in the end the totals
-    progress.jsonl    a line of JSON for each image: its entry, see `prediction_files.writer`
+    progress.jsonl    a line of JSON for each image: its entry with the number of objects, see
+                      `prediction_files.writer`, and the size of each file of rows after it
 
-The files of results are written from the entries when all images are finished. Then the lines of
-progress.jsonl keep only the numbers of objects.
+An image is finished when its line is complete, which is written after its rows. So rows without a
+line are removed, and a line without its rows does not count.
 """
 
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any
 
+from detlite.apps.prediction_files.row_file import PART
 from detlite.apps.prediction_files.writer import OTHER_FILES, OUTPUTS, Entry, PredictionWriter
 from detlite.config import ConfigError
 from detlite.files.atomic_write import atomic_open, make_folder, open_to_append
@@ -34,13 +36,13 @@ class Totals:
     objects: int = 0
     videos: int = 0
 
-    def add(self, entry: Entry) -> None:
-        """Count an entry."""
-        is_problem = "problem" in entry
-        self.objects += 0 if is_problem else len(entry["objects"])
+    def add(self, line: Entry) -> None:
+        """Count a line of progress.jsonl."""
+        is_problem = "problem" in line
+        self.objects += line["objects"]
         self.unreadable += is_problem
         self.images += not is_problem
-        self.videos += entry["image"].get("frame") == 0
+        self.videos += line["image"].get("frame") == 0
 
     def __str__(self) -> str:
         kind = "images and video frames" if self.videos else "images"
@@ -72,15 +74,25 @@ class ResumableRun:
         make_folder(self.folder)
         done = _check_manifest(writer, command)
         self.is_done, self.totals = done is not None, done or Totals()
-        self._progress: Any = None
+        self._streams = ExitStack()
         if self.is_done:
             return
-        kept = 0
-        with suppress(TypeError, KeyError):  # a line of another program, or of results since lost
-            for entry, end in _read_progress(self.folder) if continues else ():
-                self.totals.add(entry)
-                kept = end
-        self._progress = open_to_append(self.folder / PROGRESS)
+        if not continues:
+            remove_results(self.folder)
+        _write_manifest(self.folder, {"command": command})
+        writer.open()
+        found = [file.size for file in writer.files]
+        kept, sizes = 0, [0] * len(found)
+        with suppress(TypeError, KeyError, ValueError):  # a line of another program
+            for line, end in _read_progress(self.folder):
+                if not all(0 <= x <= size for x, size in zip(line["sizes"], found, strict=True)):
+                    break  # rows that were deleted since, or lost in a power failure
+                self.totals.add(line)
+                kept, sizes = end, [*map(int, line["sizes"])]
+        for file, size in zip(writer.files, sizes, strict=True):
+            self._streams.enter_context(file.stream)
+            file.restart(size)
+        self._progress = self._streams.enter_context(open_to_append(self.folder / PROGRESS))
         self._progress.truncate(kept)
 
     @property
@@ -90,35 +102,30 @@ class ResumableRun:
 
     def add(self, entry: Entry) -> None:
         """Write an entry, so that it survives the end of the process."""
-        self._progress.write(json.dumps(entry).encode() + b"\n")
+        if "problem" not in entry:
+            self._writer.add(entry, self.totals.objects)
+        count, sizes = len(entry.get("objects", ())), [file.size for file in self._writer.files]
+        line = {**entry, "objects": count, "sizes": sizes}
+        self._progress.write(json.dumps(line).encode() + b"\n")
         self._progress.flush()
-        self.totals.add(entry)
+        self.totals.add(line)
 
     def finish(self) -> None:
-        """Write the results."""
+        """Complete the results."""
         os.fsync(self._progress.fileno())
-        self._writer.write(self)
+        lines = (line for line, _ in _read_progress(self.folder))
+        self._writer.end(line["image"] for line in lines if "problem" not in line)
         _write_manifest(self.folder, {"command": self._command, "done": asdict(self.totals)})
-        with atomic_open(self.folder / PROGRESS) as stream:
-            for entry, _ in _read_progress(self.folder):
-                if "problem" not in entry:
-                    entry["objects"] = len(entry["objects"])
-                stream.write(json.dumps(entry) + "\n")
         self.is_done = True
-
-    def __iter__(self) -> Iterator[Entry]:
-        """Yield the entries of the images that could be read."""
-        return (entry for entry, _ in _read_progress(self.folder) if "problem" not in entry)
 
     def close(self) -> None:
         """Close the files."""
-        if self._progress:
-            self._progress.close()
+        self._streams.close()
 
 
 def remove_results(folder: Path) -> None:
     """Remove the files of a run, except drawn images and label images."""
-    names = [*OUTPUTS, *OTHER_FILES, MANIFEST]
+    names = [*OUTPUTS, *(name + PART for name in OUTPUTS), *OTHER_FILES, MANIFEST]
     for line, _ in _read_progress(folder):
         if copy := line["image"].get("copy"):
             stem = escape(Path(str(copy)).stem)
@@ -157,7 +164,6 @@ def _check_manifest(writer: PredictionWriter, command: Mapping[str, Any]) -> Tot
                     f"{folder / name} exists, but not as part of a run that can be continued: "
                     "choose another folder, or add --overwrite"
                 ) from error
-        _write_manifest(folder, {"command": command})
         return None
     for name, value in command.items():
         if existing.get(name) != value:
@@ -165,7 +171,7 @@ def _check_manifest(writer: PredictionWriter, command: Mapping[str, Any]) -> Tot
                 f"{folder} contains a run with other {name}: {existing.get(name)}, not {value}. "
                 "Choose another folder, or start again with --overwrite"
             )
-    return done if all((folder / name).exists() for name in writer.outputs) else None
+    return done if all((folder / name).exists() for name, _ in writer.outputs) else None
 
 
 def _write_manifest(folder: Path, content: Entry) -> None:

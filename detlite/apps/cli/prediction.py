@@ -83,7 +83,8 @@ def predict(args: Namespace) -> int:
         images.json             file name and size of each image_id and the categories, as a COCO
                                 file without annotations, for loadRes("results.json")
         manifest.json           the command and its totals
-        progress.jsonl          which images are finished or unreadable
+        progress.jsonl          which images are finished or unreadable; until the end, the names
+                                of results and labels in one file end in .part
 
     Labels in other formats, and except for geojson copies of the images in images/:
         annotations.json        coco: polygons, also for CVAT

@@ -6,8 +6,7 @@ keypoints. Parts of masks with holes are cut into polygons without holes.
 """
 
 import json
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,13 +16,13 @@ import numpy as np
 import yaml
 from pycocotools import mask as rle_codec
 
-from detlite.files.atomic_write import atomic_open, write_file
+from detlite.files.atomic_write import write_file
 from detlite.structures.keypoints import keypoint_names
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.object_fields import own_values
 
 from .outlines import outlines
-from .writer import FORMATS, Entry, PredictionWriter, file_stem, write_list
+from .writer import COCO_BEGIN, FORMATS, Entry, PredictionWriter, file_stem
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
 # The tags and names of Label Studio's controls for each kind of part.
@@ -67,18 +66,17 @@ class _LabelFiles(PredictionWriter):
 class CocoLabels(_LabelFiles):
     """Writes annotations.json, a COCO file, which CVAT reads as well."""
 
-    outputs = ("annotations.json",)
+    outputs = (("annotations.json", COCO_BEGIN),)
     has_fields = True
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        rows = chain.from_iterable(map(self.objects, entries))
+    def add(self, entry: Entry, count: int) -> None:
+        rows = enumerate(self.objects(entry), start=count + 1)
+        self.files[0].append(*(json.dumps(self._annotation(row, k)) for k, row in rows))
+
+    def end(self, images: Iterator[Entry]) -> None:
         kept = ("id", "height", "width")
-        images = (
-            {**{key: entry["image"][key] for key in kept}, "file_name": entry["image"]["copy"]}
-            for entry in entries
-        )
-        annotations = (self._annotation(row, number) for number, row in enumerate(rows, start=1))
-        self.write_coco("annotations.json", annotations, images)
+        rows = ({**{key: x[key] for key in kept}, "file_name": x["copy"]} for x in images)
+        self.files[0].complete(self.coco_end(rows))
 
     def _annotation(self, row: Entry, number: int) -> Entry:
         mask = row.get("segmentation")
@@ -105,16 +103,17 @@ class YoloLabels(_LabelFiles):
     keypoints if the model has any.
     """
 
-    def write(self, entries: Iterable[Entry]) -> None:
+    def add(self, entry: Entry, count: int) -> None:
         numbers = {row["id"]: number for number, row in enumerate(self.model.categories)}
-        for entry in entries:
-            size = entry["image"]["width"], entry["image"]["height"]
-            lines = []
-            for row in self.objects(entry):
-                words = (f"{value:.6f}" for value in self._values(row, size))
-                lines.append(f"{numbers[row['category_id']]} {' '.join(words)}\n")
-            name = Path(entry["image"]["copy"]).with_suffix(".txt").as_posix()
-            self.write_text(f"labels/{name}", "".join(lines))
+        size = entry["image"]["width"], entry["image"]["height"]
+        lines = []
+        for row in self.objects(entry):
+            words = (f"{value:.6f}" for value in self._values(row, size))
+            lines.append(f"{numbers[row['category_id']]} {' '.join(words)}\n")
+        name = Path(entry["image"]["copy"]).with_suffix(".txt").as_posix()
+        self.write_text(f"labels/{name}", "".join(lines))
+
+    def end(self, images: Iterator[Entry]) -> None:
         names = {number: row["name"] for number, row in enumerate(self.model.categories)}
         # Relative to this file. Ultralytics requires `val`.
         keys: dict[str, Any] = {"train": "images", "val": "images", "names": names}
@@ -140,14 +139,9 @@ class LabelMeLabels(_LabelFiles):
     description. The shapes of one object share a `group_id`.
     """
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            self._write_image(entry["image"], self.objects(entry))
-        self.write_text("labels.txt", "".join(f"{row['name']}\n" for row in self.model.categories))
-
-    def _write_image(self, image: Entry, objects: Iterable[Entry]) -> None:
-        shapes = []
-        for number, row in enumerate(objects):
+    def add(self, entry: Entry, count: int) -> None:
+        image, shapes = entry["image"], list[Entry]()
+        for number, row in enumerate(self.objects(entry)):
             name, parts = self.model.names[row["category_id"]], self.parts(row)
             shapes += [
                 {
@@ -165,6 +159,9 @@ class LabelMeLabels(_LabelFiles):
         }  # fmt: skip
         self.write_text(f"images/{Path(image['copy']).with_suffix('.json')}", json.dumps(content))
 
+    def end(self, images: Iterator[Entry]) -> None:
+        self.write_text("labels.txt", "".join(f"{row['name']}\n" for row in self.model.categories))
+
 
 @FORMATS.register("label-studio")
 class LabelStudioLabels(_LabelFiles):
@@ -174,11 +171,12 @@ class LabelStudioLabels(_LabelFiles):
     of an object have its first region as parent.
     """
 
-    outputs = ("tasks.json",)
+    outputs = (("tasks.json", "["),)
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        with atomic_open(self.folder / "tasks.json") as stream:
-            write_list(stream, map(self._task, entries))
+    def add(self, entry: Entry, count: int) -> None:
+        self.files[0].append(json.dumps(self._task(entry)))
+
+    def end(self, images: Iterator[Entry]) -> None:
         names = [row["name"] for row in self.model.categories]
         lines = ["<View>", '  <Image name="image" value="$image"/>']
         for kind, (tag, control) in _CONTROLS.items():
@@ -187,6 +185,7 @@ class LabelStudioLabels(_LabelFiles):
                 lines += [f"    <Label value={quoteattr(str(value))}/>" for value in values]
                 lines += [f"  </{tag}>"]
         self.write_text("labels.xml", "\n".join([*lines, "</View>", ""]))
+        super().end(images)
 
     def _task(self, entry: Entry) -> Entry:
         image, objects, regions = entry["image"], [*self.objects(entry)], list[Entry]()
@@ -227,13 +226,10 @@ class GeoJsonLabels(_LabelFiles):
     copies_images = False
     has_fields = True
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            content = {
-                "type": "FeatureCollection",
-                "features": [*map(self._feature, self.objects(entry))],
-            }
-            self.write_text(f"geojson/{file_stem(entry)}.geojson", json.dumps(content))
+    def add(self, entry: Entry, count: int) -> None:
+        features = [*map(self._feature, self.objects(entry))]
+        content = json.dumps({"type": "FeatureCollection", "features": features})
+        self.write_text(f"geojson/{file_stem(entry)}.geojson", content)
 
     def _feature(self, row: Entry) -> Entry:
         closed = [np.concatenate([p, p[:1]]) for p in _outlines(row) or [_box(row)]]

@@ -7,8 +7,10 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from detlite.files.atomic_write import atomic_open
 from detlite.structures.object_fields import own_values
 
 from .measures import MEASURES
-from .writer import FORMATS, Entry, PredictionWriter, write_list
+from .writer import COCO_BEGIN, FORMATS, Entry, ModelInfo, PredictionWriter
 
 # Columns of CSV. frame and time (in seconds) are those of a video, x, y, width and height the box
 # in pixels, mask the `counts` of a COCO RLE of the image's size, area its number of pixels,
@@ -36,20 +38,20 @@ _SUMMARY = ("image_id", "file_name", "image_height", "image_width", "frame", "ti
 class _Results(PredictionWriter):
     """Writes images.json, for `COCO("images.json").loadRes("results.json")`."""
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        self.write_coco("images.json", (), (entry["image"] for entry in entries))
+    def end(self, images: Iterator[Entry]) -> None:
+        with atomic_open(self.folder / "images.json") as stream:
+            stream.writelines(chain([COCO_BEGIN, "]"], self.coco_end(images)))
+        super().end(images)
 
 
 @FORMATS.register("results")
 class CocoResults(_Results):
     """Writes all objects as one list of COCO results."""
 
-    outputs = ("results.json",)
+    outputs = (("results.json", "["),)
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        super().write(entries)
-        with atomic_open(self.folder / "results.json") as stream:
-            write_list(stream, (row for entry in entries for row in entry["objects"]))
+    def add(self, entry: Entry, count: int) -> None:
+        self.files[0].append(*map(json.dumps, entry["objects"]))
 
 
 @FORMATS.register("csv")
@@ -60,23 +62,16 @@ class CsvResults(_Results):
     cover is empty without measures.
     """
 
-    outputs = ("results.csv", "summary.csv")
+    def __init__(self, folder: Path, model: ModelInfo, columns: Sequence[str] = COLUMNS) -> None:
+        super().__init__(folder, model)
+        self._columns, names = columns, [cell_text(row["name"]) for row in model.categories]
+        summary = _csv_row([*_SUMMARY, *names])
+        self.outputs = ("results.csv", _csv_row(columns)), ("summary.csv", summary)
 
-    @property
-    def columns(self) -> list[str]:
-        return list(COLUMNS)
-
-    def write(self, entries: Iterable[Entry]) -> None:
-        super().write(entries)
-        columns, categories = self.columns, [cell_text(x["name"]) for x in self.model.categories]
-        objects = chain.from_iterable(map(self._rows, entries))
-        cells = ([row[name] for name in columns] for row in objects)
-        for name, header, rows in (
-            ("results.csv", columns, cells),
-            ("summary.csv", [*_SUMMARY, *categories], map(self._summary, entries)),
-        ):
-            with atomic_open(self.folder / name) as stream:
-                csv.writer(stream, lineterminator="\n").writerows(chain([header], rows))
+    def add(self, entry: Entry, count: int) -> None:
+        rows = self._rows(entry)
+        self.files[0].append(*(_csv_row(row[name] for name in self._columns) for row in rows))
+        self.files[1].append(_csv_row(self._summary(entry)))
 
     def _rows(self, entry: Entry) -> Iterator[Entry]:
         """Yield the cells of each object by column, with the measures.
@@ -112,17 +107,23 @@ class CsvResults(_Results):
 class MeasureResults(CsvResults):
     """Writes CSV with the `measures` of each object instead of its mask."""
 
-    @property
-    def columns(self) -> list[str]:
-        intensities = [f"intensity_mean-{channel}" for channel in range(self.model.channels)]
+    def __init__(self, folder: Path, model: ModelInfo) -> None:
+        intensities = [f"intensity_mean-{channel}" for channel in range(model.channels)]
         names = ("image_id", "file_name", "label", *COLUMNS, *MEASURES, *intensities)
-        return [name for name in dict.fromkeys(names) if name not in _LONG]
+        columns = [name for name in dict.fromkeys(names) if name not in _LONG]
+        super().__init__(folder, model, columns)
 
 
 def _about(image: Entry) -> list[Any]:
     """Return the first columns of an image or a frame of a video."""
     size, moment = (image["height"], image["width"]), (image.get("frame"), image.get("time"))
     return [image["id"], cell_text(image["file_name"]), *size, *moment]
+
+
+def _csv_row(cells: Iterable[Any]) -> str:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
 
 
 def cell_text(text: str) -> str:

@@ -11,14 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
-from detlite.files.atomic_write import atomic_open
 from detlite.inference.inputs import is_any_url
 from detlite.registry import Registry
 from detlite.structures.object_fields import own_values
+
+from .row_file import RowFile
 
 _logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ Entry = dict[str, Any]
 OUTPUTS = ("results.json", "results.csv", "summary.csv", "annotations.json", "tasks.json",
            "images.json")  # fmt: skip
 OTHER_FILES = ("data.yaml", "labels.txt", "labels.xml", "geojson/*.geojson")
+COCO_BEGIN = '{"info": {}, "annotations": ['
 _MAX_STEM = 50  # characters
 
 
@@ -64,44 +66,49 @@ def file_stem(entry: Entry) -> str:
     return f"{image['id']:04d}_{name}" + (f"_page{image['page']}" if "page" in image else "")
 
 
-def write_list(stream: IO[str], values: Iterable[Any]) -> None:
-    """Write values as a list in JSON, one at a time."""
-    stream.write("[")
-    for number, value in enumerate(values):
-        stream.write(",\n" * (number > 0) + json.dumps(value))
-    stream.write("]")
-
-
 class PredictionWriter(ABC):
-    """Writes the files of a complete run in one format.
+    """Writes the files of a run in one format.
 
     Attributes:
-        outputs: files without which the run is not complete.
+        outputs: name of each file without which the run is not complete, and the text before its
+            rows.
+        files: the opened outputs.
         copies_images: True for labels, which need the images next to them. `entry["image"]["copy"]`
             is then the file name of an image in the folder `images`.
         has_fields: True if the files contain own fields of objects, see `OBJECT_FIELDS`.
     """
 
-    outputs: ClassVar[tuple[str, ...]] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
     copies_images: ClassVar[bool] = False
     has_fields: ClassVar[bool] = True
 
     def __init__(self, folder: Path, model: ModelInfo) -> None:
         self.folder, self.model = folder, model
-        self._warned = set[str]()
+        self.files, self._warned = list[RowFile](), set[str]()
+
+    def open(self) -> None:
+        """Open the outputs, as an earlier process left them."""
+        self.files = [RowFile(self.folder / name, begin) for name, begin in self.outputs]
 
     @abstractmethod
-    def write(self, entries: Iterable[Entry]) -> None:
-        """Write the entries of the images that could be read, which can be iterated repeatedly."""
+    def add(self, entry: Entry, count: int) -> None:
+        """Write the files of an image that could be read, and its rows of the outputs.
 
-    def write_coco(self, name: str, annotations: Iterable[Entry], images: Iterable[Entry]) -> None:
-        """Write a COCO file with the categories of the model."""
-        with atomic_open(self.folder / name) as stream:
-            stream.write('{"info": {}, "annotations": ')
-            write_list(stream, annotations)
-            stream.write(', "images": ')
-            write_list(stream, images)
-            stream.write(f', "categories": {json.dumps(list(self.model.categories))}}}\n')
+        Args:
+            count: the number of objects in the images before.
+        """
+
+    def end(self, images: Iterator[Entry]) -> None:
+        """Complete the outputs, and write the files of all images."""
+        for file in self.files:
+            file.complete()
+
+    def coco_end(self, images: Iterable[Entry]) -> Iterator[str]:
+        """Yield what follows the list of annotations in a COCO file, see COCO_BEGIN."""
+        yield ', "images": ['
+        for number, image in enumerate(images):
+            yield ",\n" * (number > 0) + json.dumps(image)
+        yield f'], "categories": {json.dumps(list(self.model.categories))}}}\n'
 
     def objects(self, entry: Entry) -> Iterator[Entry]:
         """Yield the objects without the background; log the own fields that the files lack."""

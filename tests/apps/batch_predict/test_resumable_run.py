@@ -14,7 +14,7 @@ from detlite.config import ConfigError
 
 MODEL = ModelInfo([{"id": 7, "name": "cell"}])
 COUNT = 10
-FORMATS_OF_RESULTS = ["results", "csv", "label-studio"]
+FORMATS_OF_RESULTS = ["results", "csv", "coco", "geojson", "label-studio"]
 
 
 def start(folder: Path, format: str = "results", weights: str = "a.pth", **options: Any) -> Any:
@@ -51,7 +51,7 @@ def work(run: ResumableRun, limit: int = COUNT) -> list[int]:
 
 
 def content(folder: Path) -> dict[str, Any]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    return {file.name: file.read_bytes() for file in folder.rglob("*.*")}
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_files_of_a_complete_run(whole_runs):
     run = start(folder)
     assert (run.is_done, run.totals) == (True, Totals(images=8, unreadable=2, objects=8))
     lines = map(json.loads, (folder / "progress.jsonl").read_text().splitlines())
-    numbers = {line["image"]["id"]: line.get("objects") for line in lines}
-    assert numbers == {n: None if n % 4 == 0 else 1 for n in range(1, COUNT + 1)}
+    numbers = {line["image"]["id"]: line["objects"] for line in lines}
+    assert numbers == {n: 0 if n % 4 == 0 else 1 for n in range(1, COUNT + 1)}
     assert len(list(folder.iterdir())) == 4
 
 
@@ -77,14 +77,27 @@ def test_files_of_a_complete_run(whole_runs):
 @pytest.mark.parametrize("limit", [0, 1, 4, 9])
 @pytest.mark.parametrize("torn", [b"", b'{"image": {"id"', b"\0\0\0\n", b'{"image": 5}\n'])
 def test_a_killed_run_continues_without_losses(tmp_path, whole_runs, format, limit, torn):
-    """A process can end at any moment, also while it writes a line."""
+    """A process can end at any moment, also while it writes a row or a line."""
     out = tmp_path / format
     with pytest.raises(KilledError):
         work(start(out, format), limit)
-    with (out / "progress.jsonl").open("ab") as stream:
-        stream.write(torn)
+    for part in out.glob("*.part"):
+        assert (whole_runs / format / part.stem).read_bytes().startswith(part.read_bytes())
+    for file in (out / "progress.jsonl", *out.glob("*.part")):
+        with file.open("ab") as stream:
+            stream.write(torn)
     assert work(start(out, format)) == list(range(limit + 1, COUNT + 1))
     assert content(out) == content(whole_runs / format)
+
+
+def test_lines_without_their_rows_do_not_count(tmp_path, whole_runs):
+    """A power failure can keep the progress, and lose rows that were written before it."""
+    with pytest.raises(KilledError):
+        work(start(tmp_path, "csv"), 7)
+    part = tmp_path / "summary.csv.part"
+    os.truncate(part, part.stat().st_size - 1)
+    assert work(start(tmp_path, "csv")) == [7, 8, 9, 10]
+    assert content(tmp_path) == content(whole_runs / "csv")
 
 
 def test_deleted_results_and_runs_with_videos_start_from_scratch(tmp_path):
@@ -97,9 +110,9 @@ def test_deleted_results_and_runs_with_videos_start_from_scratch(tmp_path):
     assert (tmp_path / "results.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("calls", range(4))
+@pytest.mark.parametrize("calls", range(3))
 def test_killed_while_completing(tmp_path, monkeypatch, calls):
-    """The run ends before one of its four files has its name: of results, manifest, progress."""
+    """The run ends before one of its three files has its name: two of results, and the manifest."""
     run, real, left = start(tmp_path), os.replace, [None] * calls
 
     def kill(*names: Any) -> None:

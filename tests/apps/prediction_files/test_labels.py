@@ -11,10 +11,11 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from detlite.apps.dataset_formats import convert
-from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
+from detlite.apps.prediction_files.writer import ModelInfo
 from detlite.data import CocoDataset
 from detlite.data.datasets.options import DatasetOptions
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
+from tests.builders import write_predictions
 
 SIZE = HEIGHT, WIDTH = 40, 60
 NAMES = ["cell", "tall & thin", "unseen"]  # no object has the last category
@@ -58,7 +59,7 @@ def write(
 ) -> None:
     """Write labels, by default of `entries`, and their images."""
     written = written or entries(**kinds)
-    FORMATS.get(format)(folder, model).write(written)
+    write_predictions(folder, format, written, model)
     (folder / "images").mkdir(exist_ok=True)
     for entry in written:
         Image.new("RGB", (WIDTH, HEIGHT)).save(folder / "images" / entry["image"]["copy"])

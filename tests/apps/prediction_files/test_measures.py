@@ -13,9 +13,10 @@ from detlite.apps.prediction_files.measures import (
     perimeter,
     write_label_image,
 )
-from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
+from detlite.apps.prediction_files.writer import ModelInfo
 from detlite.config import ConfigError
 from detlite.structures.masks.formats import encode_bitmap
+from tests.builders import write_predictions
 
 # skimage.measure.regionprops_table of scikit-image 0.26 for `regions`.
 EXPECTED = {
@@ -61,8 +62,8 @@ def test_measures_are_those_of_scikit_image(tmp_path):
     add_measures(objects, image)
     info = {"id": 1, "file_name": "a.png", "height": 20, "width": 24}
     categories = [{"id": 7, "name": "cell"}, {"id": 8, "name": "debris"}]
-    writer = FORMATS.get("measures")(tmp_path, ModelInfo(categories))
-    writer.write([{"image": info, "objects": objects}])
+    entries = [{"image": info, "objects": objects}]
+    write_predictions(tmp_path, "measures", entries, ModelInfo(categories))
     with (tmp_path / "results.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["label"], row["category"]) for row in rows] == [

@@ -11,8 +11,9 @@ import pytest
 
 from detlite.apps.prediction_files.measures import MEASURES
 from detlite.apps.prediction_files.results import COLUMNS, cell_text
-from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
+from detlite.apps.prediction_files.writer import ModelInfo
 from detlite.structures.masks.formats import encode_bitmap
+from tests.builders import write_predictions
 
 MODEL = ModelInfo([{"id": 7, "name": "cell, round"}])
 
@@ -27,11 +28,6 @@ def make_entry(image_id: int, count: int, **fields: Any) -> dict[str, Any]:
         for number in range(count)
     ]  # fmt: skip
     return {"image": image, "objects": objects}
-
-
-def write_files(folder: Path, format: str, entries: Any, model: ModelInfo) -> None:
-    """Write all files of a format."""
-    FORMATS.get(format)(folder, model).write(entries)
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
@@ -49,7 +45,7 @@ ENTRIES = [
 
 @pytest.mark.parametrize("entries", [ENTRIES, ENTRIES[1:2], ENTRIES[1:], []])
 def test_coco_results(tmp_path, entries):
-    write_files(tmp_path, "results", entries, MODEL)
+    write_predictions(tmp_path, "results", entries, MODEL)
     rows = [row for entry in entries for row in entry["objects"]]
     assert json.loads((tmp_path / "results.json").read_text()) == rows
     images = json.loads((tmp_path / "images.json").read_text())
@@ -62,7 +58,7 @@ def test_own_fields_are_written_or_named(format, tmp_path, caplog):
     own = {"attributes": {"red": 0.5}, "features": [0.3141]}
     entry = make_entry(1, 2, **own)
     entry["image"]["copy"] = "a.png"
-    write_files(tmp_path, format, [entry], MODEL)
+    write_predictions(tmp_path, format, [entry], MODEL)
     texts = [file.read_text() for file in tmp_path.rglob("*.*") if file.is_file()]
     assert any("attributes" in text and "red" in text for text in texts) == (format != "yolo")
     assert not any("0.3141" in text for text in texts)
@@ -73,7 +69,7 @@ def test_own_fields_are_written_or_named(format, tmp_path, caplog):
 def test_csv_has_a_row_for_each_object(tmp_path):
     entries = [*ENTRIES, make_entry(6, 1)]
     entries[-1]["image"] |= {"frame": 2, "time": 0.08}  # of a video
-    write_files(tmp_path, "csv", entries, MODEL)
+    write_predictions(tmp_path, "csv", entries, MODEL)
     rows, images = read_csv(tmp_path / "results.csv"), read_csv(tmp_path / "summary.csv")
     assert list(rows[0]) == list(COLUMNS)
     assert [row["image_id"] for row in rows] == ["1", "1", "4", "5", "5", "5", "6"]
@@ -92,7 +88,7 @@ def test_csv_has_a_row_for_each_object(tmp_path):
 
 def test_summary_of_a_model_without_masks(tmp_path):
     model = ModelInfo([{"id": 7, "name": "=cell"}, {"id": 8, "name": "debris"}])
-    write_files(tmp_path, "csv", [make_entry(1, 3), make_entry(2, 0)], model)
+    write_predictions(tmp_path, "csv", [make_entry(1, 3), make_entry(2, 0)], model)
     first, second = read_csv(tmp_path / "summary.csv")
     assert (first["objects"], first["'=cell"], first["debris"]) == ("3", "3", "0")
     assert (first["mean_width"], first["mean_height"], first["area_fraction"]) == ("3.0", "4.0", "")
@@ -105,7 +101,7 @@ def test_names_that_are_not_utf8(tmp_path, format):
     values = dict.fromkeys((*MEASURES, *(f"intensity_mean-{k}" for k in range(3))), 1.0)
     entry = make_entry(1, 1, measures=values)
     entry["image"]["file_name"] = name = os.fsdecode(b"caf\xe9.jpg")
-    write_files(tmp_path, format, [entry], ModelInfo([{"id": 7, "name": "cell \ud800"}]))
+    write_predictions(tmp_path, format, [entry], ModelInfo([{"id": 7, "name": "cell \ud800"}]))
     assert json.loads((tmp_path / "images.json").read_text())["images"][0]["file_name"] == name
     if format == "csv":
         (row,) = read_csv(tmp_path / "results.csv")
