@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import read_model_checkpoint, weight_file
 from detlite.checkpoint.stored_config import explain_imports
-from detlite.config import ConfigError, Overrides, as_list, expand_path, load_config
+from detlite.config import ConfigError, Overrides, as_list, changed, expand_path, load_config
 from detlite.data import explain_dead_loader
 from detlite.data.data_arguments import (
     Data,
@@ -193,8 +193,7 @@ def evaluate(
         cfg = load_config(config, all_opts)
     if data_keys:
         keep_entry_options(data_keys, cfg.DATASETS)
-        cfg = cfg.clone()
-        cfg.merge_from_list(as_list(data_keys))
+        cfg = changed(cfg, data_keys)
     folder = Path(cfg.OUTPUT_DIR)
     file = checkpoint.path if checkpoint else weight_file(cfg)
     with (

@@ -1,6 +1,7 @@
 """Convert predictions for pandas and supervision.
 
-See `evaluation.coco_results` for COCO results, which FiftyOne and many other tools import.
+See `evaluation.detection_results.coco_results` for COCO results, which FiftyOne and many other
+tools import.
 """
 
 from typing import Any

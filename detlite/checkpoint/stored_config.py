@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint
 from detlite.checkpoint.weight_catalog import timm_pixels
-from detlite.config import ConfigError, config_from, parse_yaml
+from detlite.config import ConfigError, changed, config_from, parse_yaml
 from detlite.config.extensions import COPIES
 from detlite.config.key import convention_fields
 from detlite.config.loading import flatten
@@ -124,12 +124,8 @@ def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
             "created with weights=COCO_V1, also if it was trained further, and 1e-5 otherwise. Set "
             "MODEL.CONVENTION_OVERRIDE to ['frozen_norm_eps=0.0'] or ['frozen_norm_eps=1e-05']"
         )
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.CONVENTION = convention
-    cfg.MODEL.CONVENTION_OVERRIDE = tuple(fields.values())
-    cfg.freeze()
-    return cfg
+    override = tuple(fields.values())
+    return changed(cfg, {"MODEL.CONVENTION": convention, "MODEL.CONVENTION_OVERRIDE": override})
 
 
 def _unused_sections(cfg: CfgNode) -> tuple[str, ...]:

@@ -41,6 +41,16 @@ def as_list(overrides: Overrides) -> list[Any]:
     return list(overrides)
 
 
+def changed(cfg: CfgNode, values: Mapping[str, Any]) -> CfgNode:
+    """Return a frozen copy of a config with other values of some keys, which are not checked."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    for name, value in values.items():
+        _set(cfg, name, value)
+    cfg.freeze()
+    return cfg
+
+
 def default_config() -> CfgNode:
     """Return the defaults of the schema as a mutable yacs node."""
     cfg = CfgNode()

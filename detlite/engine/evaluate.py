@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from detlite.config import ConfigError
+from detlite.config import ConfigError, changed
 from detlite.data import CocoDataset, DataError, build_dataset, build_test_loader
 from detlite.data.datasets.coco import Target
 from detlite.data.transforms.resize import size_of
@@ -280,10 +280,13 @@ def validation_loss(cfg: CfgNode, model: DetectionModel, name: str) -> dict[str,
 
 def _train_on_test_sets(cfg: CfgNode) -> CfgNode:
     """Return the config with the test sets as training sets, without test-time augmentation."""
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.DATASETS.TRAIN = cfg.DATASETS.TEST
-    cfg.DATASETS.PROPOSAL_FILES_TRAIN = cfg.DATASETS.PROPOSAL_FILES_TEST
-    cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN = cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST
-    cfg.TEST.BBOX_AUG.ENABLED, cfg.TEST.TILE = False, 0  # both load images without resizing
-    return cfg
+    datasets = cfg.DATASETS
+    values = {
+        "DATASETS.TRAIN": datasets.TEST,
+        "DATASETS.PROPOSAL_FILES_TRAIN": datasets.PROPOSAL_FILES_TEST,
+        "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN": datasets.PRECOMPUTED_PROPOSAL_TOPK_TEST,
+        # Both load images without resizing.
+        "TEST.BBOX_AUG.ENABLED": False,
+        "TEST.TILE": 0,
+    }
+    return changed(cfg, values)

@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 from detlite.checkpoint.files import Checkpoint
 from detlite.checkpoint.loading import read_weights
 from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
-from detlite.config import ConfigError, Overrides, as_list, default_config, load_config
+from detlite.config import ConfigError, Overrides, as_list, changed, default_config, load_config
 from detlite.config.loading import flatten
 from detlite.data.data_arguments import Data, FilePath, keep_entry_options, training_data
 from detlite.distributed import world_size
@@ -88,11 +88,9 @@ def load_run_config(
 
 def with_all_images(cfg: CfgNode) -> CfgNode:
     """Return a config that trains on the evaluation sets, too, and evaluates on none."""
-    cfg, datasets = cfg.clone(), cfg.DATASETS
+    datasets = cfg.DATASETS
     added = [name for name in datasets.TEST if name not in datasets.TRAIN]
-    cfg.defrost()
-    cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = (*datasets.TRAIN, *added), ()
-    cfg.freeze()
+    cfg = changed(cfg, {"DATASETS.TRAIN": (*datasets.TRAIN, *added), "DATASETS.TEST": ()})
     logger.warning(
         "training on all images (%s): no validation images remain, so this run is not evaluated. "
         "Use the settings of a run that was", ", ".join(cfg.DATASETS.TRAIN)

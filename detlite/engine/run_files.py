@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from yacs.config import CfgNode
 
 from detlite import __version__
-from detlite.config import ConfigError
+from detlite.config import ConfigError, changed
 from detlite.config.extensions import copy_extensions
 from detlite.errors import one_line
 from detlite.files.atomic_write import atomic_open
@@ -51,9 +51,7 @@ def write_config(cfg: CfgNode, folder: Path) -> None:
     Comments in it describe the environment of the run.
     """
     comments = describe_environment(torch_device(cfg.MODEL.DEVICE))
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.IMPORTS = copy_extensions(cfg.IMPORTS, folder)
+    cfg = changed(cfg, {"IMPORTS": copy_extensions(cfg.IMPORTS, folder)})
     with atomic_open(folder / CONFIG_FILE) as file:
         file.writelines(f"# {line}\n" for line in comments)
         file.write(cfg.dump())

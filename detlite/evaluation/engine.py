@@ -1,8 +1,7 @@
 """COCO's matching of detections and objects, by a library with pycocotools' interface.
 
 hotcoco computes the numbers of pycocotools in a fraction of the time; pycocotools is used where it
-is not installed. Another library with the classes `COCO` and `COCOeval` is one more entry of
-`ENGINES`. Letters in shapes: D detections, T IoU thresholds, A area ranges.
+is not installed. Letters in shapes: D detections, T IoU thresholds, A area ranges.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""Files: atomic writes, locks, the cache, types of files, downloads and safe pickles."""
+"""Files: atomic writes, locks, the cache, downloads and safe pickles."""

@@ -28,7 +28,7 @@ from .atomic_write import atomic_open
 VARIABLE = "DETLITE_CACHE"
 _SECONDS_UNMARKED = 10 * 86400.0  # `mark_used` updates the time of a file at most this often
 _OWN_FILE = re.compile(
-    r"[0-9a-f]{40}(-by-url)?(-nameless)?\.(index|lock|note|pictures|copy|copied)"
+    r"[0-9a-f]{40}(-by-url)?(-nameless)?\.(index|lock|note|pictures|copy)"
     r"|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
 )
 _POLL_SECONDS = 0.01  # between two attempts to get a lock

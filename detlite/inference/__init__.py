@@ -1,1 +1,1 @@
-"""Prediction: test-time augmentation, tiling, optimized models, and exports of results."""
+"""Prediction: inputs, test-time augmentation, tiling and optimized models."""

@@ -42,7 +42,7 @@ class ImageDetector:
         proposals: Sequence[Tensor | None] | None = None,
         min_score: float = 0.0,
     ) -> list[Detections]:
-        """Return the detections of each image uint8 [3, H, W], see `Detector.detect`."""
+        """Return the detections of each image uint8 [C, H, W], see `Detector.detect`."""
         boxes = [None] * len(images) if proposals is None else proposals
         return [self._detect(*pair, min_score) for pair in zip(images, boxes, strict=True)]
 

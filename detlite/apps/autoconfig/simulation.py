@@ -63,7 +63,7 @@ def _fits_an_anchor(cfg: CfgNode, boxes: np.ndarray) -> np.ndarray:
     sizes = np.concatenate([np.atleast_1d(level) for level in node.ANCHOR_SIZES])
     if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
         node = cfg.MODEL.RETINANET
-        octaves = 2 ** (np.arange(node.SCALES_PER_OCTAVE) / node.SCALES_PER_OCTAVE)
+        octaves = node.OCTAVE ** (np.arange(node.SCALES_PER_OCTAVE) / node.SCALES_PER_OCTAVE)
         sizes = np.outer(node.ANCHOR_SIZES, octaves).ravel()
     return best_overlaps(boxes, sizes, node.ASPECT_RATIOS) >= MIN_IOU
 

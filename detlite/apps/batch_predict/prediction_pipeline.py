@@ -33,7 +33,7 @@ def predict_stream(
 
     Args:
         images: inputs of a Predictor, or a DataError for one that cannot be read; may be endless.
-        finish: called with the index of an image in `images`, the image uint8 [3, H, W] and its
+        finish: called with the index of an image in `images`, the image uint8 [C, H, W] and its
             prediction, in any thread and order.
         batch_size: number of images of similar size to run together, among the next ones.
         threads: number of threads that read and finish.

@@ -97,7 +97,7 @@ def predict(args: Namespace) -> int:
     To continue an interrupted run, repeat the command.
 
     Exit status: 0; 1 if an image could not be read (it is reported and skipped); 2 for an error
-    that you can fix; 130 after Ctrl-C. """
+    that you can fix; 130 after Ctrl-C."""
     from detlite.apps.allocator import keep_freed_memory
     from detlite.apps.batch_predict.predict_run import predict
 

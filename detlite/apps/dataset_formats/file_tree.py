@@ -23,7 +23,7 @@ SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "va
           "validation": "val", "test": "test", "testing": "test"}  # fmt: skip
 # The splits of images that no list of a split names, and of images without labels.
 UNLISTED, UNLABELED = "unlisted", "unlabeled"
-# For messages that several commands show.
+# Names of folders of labels.
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}

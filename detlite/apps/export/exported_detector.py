@@ -15,7 +15,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.stored_config import explain_imports
-from detlite.config import ConfigError, config_from
+from detlite.config import ConfigError, changed, config_from
 from detlite.config.files import parse_yaml
 from detlite.errors import CheckpointError
 from detlite.files.atomic_write import atomic_path
@@ -42,11 +42,8 @@ def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
         )
     step = math.lcm(max(1, cfg.DATALOADER.SIZE_DIVISIBILITY), ALIGNMENT)
     model.normalizer.divisibility = step
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.DEVICE, cfg.DTYPE, cfg.DATALOADER.SIZE_DIVISIBILITY = "cpu", "float32", step
-    cfg.freeze()
-    return cfg
+    values = {"MODEL.DEVICE": "cpu", "DTYPE": "float32", "DATALOADER.SIZE_DIVISIBILITY": step}
+    return changed(cfg, values)
 
 
 def check_output_path(path: Path, file_format: str) -> None:

@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from detlite.apps.autoconfig.anchors import MIN_IOU
 from detlite.apps.drawing.detections import draw_detections
 from detlite.apps.drawing.html_page import jpeg, render
+from detlite.config import changed
 from detlite.data import build_train_dataset, build_train_loader
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
@@ -50,9 +51,7 @@ def browse_page(cfg: CfgNode, count: int) -> str:
     Raises:
         ConfigError, DataError: as in training; or ConfigError if jinja2 is not installed.
     """
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.DEVICE, cfg.DATALOADER.NUM_WORKERS = "cpu", 0
+    cfg = changed(cfg, {"MODEL.DEVICE": "cpu", "DATALOADER.NUM_WORKERS": 0})
     train_set, model = build_train_dataset(cfg), build_model(cfg)
     loader = enumerate(build_train_loader(cfg, train_set), start=1)
     samples = chain.from_iterable(

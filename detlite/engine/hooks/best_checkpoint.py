@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any
 
 from detlite.checkpoint.files import read_checkpoint, save_checkpoint
-from detlite.config import ConfigError
+from detlite.config import ConfigError, changed
 from detlite.distributed import all_gather_objects, is_main
 from detlite.engine.evaluate import EMA_SUFFIX, LOSS, measure
 from detlite.engine.run_files import AVERAGE_CHECKPOINT, BEST_CHECKPOINT, FINAL_CHECKPOINT
@@ -154,9 +154,7 @@ def store_score_threshold(run: Trainer, metrics: dict[str, dict[str, Any]]) -> N
     for suffix, path in files.items():
         score = measured_threshold(metrics.get(run.test_sets[0].name + suffix, {}))
         if score and path.exists():
-            cfg = run.cfg.clone()
-            cfg.defrost()
-            cfg.TEST.SCORE_THRESHOLD = score
+            cfg = changed(run.cfg, {"TEST.SCORE_THRESHOLD": score})
             save_checkpoint(replace(read_checkpoint(path), config=cfg.dump()), last=False)
 
 
