@@ -8,8 +8,10 @@ of your own is a function, registered under its suffix:
         return pydicom.dcmread(file).pixel_array
 """
 
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -49,12 +51,14 @@ _UNKNOWN = (
     "the image is damaged or truncated, or of a format that is not read, such as HEIC, DICOM, PDF "
     "or HTML. Convert it, or register a reader for its suffix (docs/formats.md)"
 )
+_MIN_KEPT = 8  # pages
 _MAX_PAGES = 1 << 20
 _MAX_PAGES_OF_BYTES = 256  # bytes may come from anybody, and each page costs time
 # A reader accepts a path or an open file. It returns an array [H, W] or [H, W, C] of integers or
 # floats, or a list of such arrays, one per page.
 ImageReader = Callable[[Any], Any]
 IMAGE_READERS: Registry[ImageReader] = Registry("image reader")
+_kept = threading.local()  # `file`: the last file of many pages of each thread, and its key
 
 
 class ArrayImage(OpenImage):
@@ -131,10 +135,12 @@ class TiffImage(OpenImage):
 
 
 @contextmanager
-def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
+def open_image(source: ImageSource, max_pixels: int, for_page: bool = False) -> Iterator[OpenImage]:
     """Open an image and read only its header; registered readers decode it.
 
-    Errors in the `with` block are raised with the name of the source:
+    With `for_page`, the thread keeps a local file of many pages open until it opens another one,
+    because finding the pages takes as long as decoding them. Errors in the `with` block are
+    raised with the name of the source:
 
     Raises:
         DataError: the source is missing, damaged, not a regular file, or has a format that is not
@@ -144,7 +150,8 @@ def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
     """
     name = f"{source}: "
     try:
-        with closing(_open(source, max_pixels)) as image:
+        keeps = for_page and isinstance(source, str | Path)
+        with (_open_kept if keeps else _open_once)(source, max_pixels) as image:
             image.check_pixel_count(*image.size)
             yield image
     except RemoteError:
@@ -158,6 +165,27 @@ def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
     except DECODE_ERRORS as error:
         problem = f"{name}the image is damaged or truncated ({short_reason(error)})"
         raise DataError(problem) from error
+
+
+def _open_once(source: ImageSource, max_pixels: int) -> closing[OpenImage]:
+    return closing(_open(source, max_pixels))
+
+
+@contextmanager
+def _open_kept(source: Any, max_pixels: int) -> Iterator[OpenImage]:
+    status = os.stat(source)
+    key = str(source), status.st_size, status.st_mtime_ns, max_pixels
+    last, image = vars(_kept).pop("file", (None, None))
+    if image is not None and last != key:
+        image.close()
+    if image is None or last != key:
+        image = _open(source, max_pixels)
+    with ExitStack() as stack:
+        stack.callback(image.close)
+        yield image
+        if len(image.pages) >= _MIN_KEPT:
+            _kept.file = key, image
+            stack.pop_all()
 
 
 def _open(source: ImageSource, max_pixels: int) -> OpenImage:

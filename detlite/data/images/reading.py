@@ -136,7 +136,7 @@ def _read(
     page: int | None,
     min_size: Size | None,
 ) -> Tensor:
-    with open_image(source, options.max_pixels) as file:
+    with open_image(source, options.max_pixels, for_page=page is not None) as file:
         count = len(file.pages)
         as_channels = page is None and count > 1 and _pages_are_channels(file, options)
         if page is None and count > 1 and not as_channels:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from detlite.data.images import formats
 from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import check_image, image_size, read_image, read_reduced
 from detlite.data.images.sources import Pixels
@@ -265,3 +266,31 @@ def test_large_images_are_reduced_once(tmp_path, suffix, monkeypatch):
     assert reduced((75, 50)).max() == 0
     with pytest.raises(DataError, match="is 480x640"):
         reduced((75, 50), (600, 480))
+
+
+@pytest.mark.parametrize("suffix", ["tif", "gif"])
+def test_a_file_of_many_pages_is_opened_once(tmp_path, monkeypatch, suffix):
+    """Opening it for each page would take time like the square of their number."""
+    opened, open_file = [], formats.open_file
+
+    def record(path):
+        opened.append(path)
+        return open_file(path)
+
+    monkeypatch.setattr(formats, "open_file", record)
+    file = tmp_path / f"pages.{suffix}"
+
+    def save(values):
+        pages = [Image.fromarray(np.full((8, 8), value, np.uint8)) for value in values]
+        pages[0].save(file, save_all=True, append_images=pages[1:])
+
+    save(range(0, 200, 20))
+    assert [int(read_image(file, page=page)[0, 0, 0]) for page in (3, 0, 9)] == [60, 0, 180]
+    assert len(opened) == 1
+    save(range(9, 209, 20))
+    os.utime(file, ns=(0, 0))
+    assert int(read_image(file, page=4)[0, 0, 0]) == 89
+    with pytest.raises(DataError, match=r"pages\.\w+: the image has no page 11, only 10"):
+        read_image(file, page=10)
+    assert int(read_image(file, page=4)[0, 0, 0]) == 89
+    assert len(opened) == 3
