@@ -51,7 +51,7 @@ def make_folder(folder: Path) -> None:
 def open_to_append(file: Path) -> BinaryIO:
     """Open a file in an output folder to append to it; OSError if it is a link."""
     _check_no_link(file)
-    return open(file, "ab+", opener=lambda path, flags: os.open(path, flags | _NO_LINK))
+    return open(file, "ab+", opener=lambda path, flags: os.open(path, flags | _NO_LINK, 0o666))
 
 
 def _check_no_link(path: Path) -> None:

@@ -92,4 +92,5 @@ def test_links_are_not_followed(file: Path, tmp_path: Path) -> None:
     assert file.read_text() == "old"
     make_folder(tmp_path / "folder" / "drawn")  # the output folder itself may be a link
     open_to_append(tmp_path / "folder" / "file").close()
+    assert not (tmp_path / "folder" / "file").stat().st_mode & 0o111  # no program
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["drawn", "file"]
