@@ -228,11 +228,13 @@ def count_by_score(
     return thresholds[::-1].astype(np.float64), counts[::-1].cumsum(), hits[::-1].cumsum()
 
 
+@without_gc()
 def read_outcomes(evaluator: Any, measures: Measures, count: int) -> np.ndarray:
     """Return the outcomes uint8 [A, T, D] of `count` detections with the limit `max_dets`.
 
     Detections beyond the limit are IGNORED. Evaluates some images at a time, because the library
-    returns the outcomes as Python lists.
+    returns the outcomes as many Python lists, among which looking for cycles would take most of
+    the time.
     """
     ranges = [[*bounds] for bounds in measures.areas.values()]
     outcomes = np.full((len(ranges), len(measures.ious), count), IGNORED, np.uint8)
