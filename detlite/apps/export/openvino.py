@@ -63,10 +63,12 @@ class OpenVINOPart(nn.Module):
         maps = [_permute_maps(x.float(), 0, 2, 3, 1) for x in pytree.tree_leaves(arguments)]
         inputs = [x.contiguous().numpy() for x in maps]
         # A request owns the memory of its results, so each call needs a new one.
-        request = self._compiled.create_infer_request()
-        outputs = request.infer(inputs, share_inputs=True, share_outputs=True).values()
-        tensors = [_permute_maps(torch.from_numpy(x), 0, 3, 1, 2) for x in outputs]
-        return pytree.tree_unflatten(tensors, self.results)
+        call = self._compiled.create_infer_request()
+        # With one thread, `infer` does not report missing memory, and returns empty results.
+        call.start_async(inputs, share_inputs=True)
+        call.wait()
+        maps = [_permute_maps(torch.from_numpy(x.data), 0, 3, 1, 2) for x in call.output_tensors]
+        return pytree.tree_unflatten(maps, self.results)
 
 
 def to_openvino(

@@ -73,14 +73,20 @@ def test_constants_of_an_onnx_file(tmp_path):
         onnx_run(tmp_path / "large.onnx")[1](torch.ones(1))
 
 
-def test_constants_of_an_openvino_file(tmp_path):
+@pytest.mark.parametrize("grows", [False, True])
+def test_memory_of_an_openvino_file(tmp_path, grows):
+    """Of a constant, and of maps that double 24 times."""
     openvino = pytest.importorskip("openvino", reason="needs the extra openvino")
     operators = openvino.opset13
-    for name, size in (("small", 2**10), ("large", 2**29)):
+    for name, size, doublings in (("small", 2**10, 2), ("large", 2**29, 24)):
         maps = operators.parameter([-1, -1, -1, 3], np.float32)
         big = operators.broadcast(np.float32(1), np.array([size]))
         largest = operators.reduce_max(big, np.array([0]))
-        graph = openvino.Model([operators.add(maps, largest)], [maps])
+        wide = maps
+        for _ in range(doublings):
+            wide = operators.concat([wide, wide], 2)
+        widest = operators.reduce_max(wide, np.array([2]))
+        graph = openvino.Model([widest if grows else operators.add(maps, largest)], [maps])
         with zipfile.ZipFile(tmp_path / f"{name}.openvino", "w") as archive:
             for suffix, content in zip(("xml", "bin"), to_bytes(graph), strict=True):
                 archive.writestr(f"part.{suffix}", content)
