@@ -2,12 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
-
-from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import read_model_checkpoint, weight_file
 from detlite.checkpoint.stored_config import explain_imports
@@ -37,12 +36,6 @@ from detlite.engine.run_files import (
 )
 from detlite.engine.signals import StopSignals
 from detlite.modeling.build import torch_device
-from detlite.registry import Registry
-
-# Functions that build a config for a run without one, from the weights (if any) and the overrides.
-CONFIG_BUILDERS: Registry[Callable[[str | Path | None, list[Any]], CfgNode]] = Registry(
-    "config builder", on_demand={"autoconfig": "detlite.apps.autoconfig.configs"}
-)
 
 _logger = logging.getLogger(__name__)
 
@@ -142,8 +135,8 @@ def train(
             if summary:
                 _logger.info("data: %s", summary)
             if not is_complete:
-                builder = CONFIG_BUILDERS.get("autoconfig")
-                cfg = builder(weights, [*opts, "OUTPUT_DIR", str(folder)])
+                build_run_config = resolve_name("detlite.apps.autoconfig.configs:build_run_config")
+                cfg = build_run_config(weights, [*opts, "OUTPUT_DIR", str(folder)])
             metrics = run_training(with_all_images(cfg) if all_images else cfg, resume, hooks)
     seconds = time.perf_counter() - start
     best = folder / BEST_CHECKPOINT if (folder / BEST_CHECKPOINT).exists() else None

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from detlite.apps.optional_packages import import_optional
-from detlite.inference.prediction import PREDICTION_WRITERS, Prediction
+from detlite.inference.prediction import Prediction
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.rotated_box import area
 from detlite.structures.object_fields import object_field
 
 
-@PREDICTION_WRITERS.register("pandas")
 def to_pandas(prediction: Prediction) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
@@ -36,7 +35,6 @@ def to_pandas(prediction: Prediction) -> Any:
     return pandas.DataFrame(columns)
 
 
-@PREDICTION_WRITERS.register("supervision")
 def to_supervision(prediction: Prediction) -> Any:
     """Convert a prediction to `supervision.Detections`.
 

@@ -6,11 +6,12 @@ Torch stores a CRC-32 of every record but does not check it, so reading checks i
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -22,18 +23,12 @@ from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.files.errors import RefusedFileError, RefusedPickleError
 from detlite.files.reading import check_regular
 from detlite.files.safe_pickle import read_pickle
-from detlite.registry import Registry
 
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
 _START_LENGTH = 16
 _MAX_REPEATED = 1 << 24  # values of a tensor that are more than its bytes, by strides of 0
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
 TIMM_PREFIX = "backbone.body.net."  # of the names of a timm backbone in a detector
-
-# Converters of the content of a file, the name of a framework if it is known, and the path.
-CONVERTERS: Registry[Callable[[Any, str | None, Path], "Checkpoint"]] = Registry(
-    "converter of checkpoints", on_demand={"state dict": "detlite.conversion.convert"}
-)
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,7 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
             state = as_tensors(content["model"])
             checkpoint = Checkpoint(path, state, **read_fields(content, path))
         else:
-            checkpoint = CONVERTERS.get("state dict")(content, source, path)
+            checkpoint = resolve_name("detlite.conversion.convert:convert")(content, source, path)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not checkpoint.model:

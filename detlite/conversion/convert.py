@@ -13,7 +13,6 @@ import yaml
 from torch import Tensor
 
 from detlite.checkpoint.files import (
-    CONVERTERS,
     TIMM_PREFIX,
     Checkpoint,
     as_tensors,
@@ -71,7 +70,6 @@ class FoundStateDict(NamedTuple):
     others: tuple[str, ...] = ()
 
 
-@CONVERTERS.register("state dict")
 def convert(content: Any, source: str | None = None, path: Path = Path()) -> Checkpoint:
     """Convert the content of a file that detlite did not write, or that has a state dict only.
 

@@ -1,14 +1,13 @@
 """Turn the `data` arguments of `detlite.train` and `detlite.evaluate` into config keys."""
 
-from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path
 from detlite.files.errors import DataError
-from detlite.registry import Registry
 
 from .annotations.store import open_table
 from .locations import local_copy, location_id, parse_location
@@ -18,12 +17,6 @@ FilePath = str | Path
 Pair = tuple[FilePath, FilePath]
 # A pair, or a folder or annotation file that `detlite init --data` accepts.
 Data = FilePath | Pair
-
-# "path": finds the datasets at a training path and an optional test path. Returns the sources of
-# "train" and "val" (with `annotations` and `images`), and a sentence about their origin.
-FINDERS: Registry[Callable[..., tuple[dict[str, Any], str]]] = Registry(
-    "dataset finder", on_demand={"path": "detlite.apps.dataset_formats.find_annotations"}
-)
 
 
 def training_data(
@@ -45,7 +38,7 @@ def training_data(
             "folder), or both as paths"
         )
     test_path = None if test_data is None else expand_path(str(test_data))
-    find = FINDERS.get("path")
+    find = resolve_name("detlite.apps.dataset_formats.find_annotations:find_sets")
     if images := options.pop("images", None):
         options["images"] = expand_path(str(images))
     sources, summary = find(expand_path(str(data)), test_path, **options)

@@ -4,9 +4,10 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 from yacs.config import CfgNode
@@ -30,7 +31,6 @@ from detlite.modeling.compilation import compile_losses
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
-from detlite.registry import Registry
 
 from .checkpointer import newest_checkpoint, resume_run, save_run
 from .evaluate import EMA_SUFFIX, build_loss_dataset, check_evaluation, evaluate, write_metrics
@@ -48,11 +48,6 @@ from .train_step import TrainStep
 from .trainer import Evaluation, Hook, Trainer
 
 logger = logging.getLogger(__name__)
-
-# "run": draws the results of a run, from its config, model, test sets and last metrics.
-DRAWINGS: Registry[Callable[[CfgNode, DetectionModel, Sequence[CocoDataset], Evaluation], None]] = (
-    Registry("drawing", on_demand={"run": "detlite.apps.report.run_drawings"})
-)
 
 
 class TrainingRun(Trainer):
@@ -176,7 +171,7 @@ def run_training(cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ())
         write_config(cfg, Path(cfg.OUTPUT_DIR))
     metrics = TrainingRun(cfg, model, train_set, test_sets, hooks).train(resume)
     if is_main():
-        DRAWINGS.get("run")(cfg, model, test_sets, metrics)
+        resolve_name("detlite.apps.report.run_drawings:draw_run")(cfg, model, test_sets, metrics)
     return metrics
 
 

@@ -2,10 +2,11 @@
 
 import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import IO, Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from detlite.files.download import fetch, is_url
 from detlite.files.errors import DataError, short_repr
 from detlite.files.retry import without_secrets
 from detlite.modeling.detector import Detector
-from detlite.registry import Registry
 from detlite.structures.instances import Detections
 from detlite.structures.masks.rle import draw_rle
 from detlite.structures.masks.rotated_box import rotated_box
@@ -37,15 +37,6 @@ ImageInput = (
     str | Path | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
 )
 
-# Functions that draw or convert predictions.
-PREDICTION_WRITERS: Registry[Callable[..., Any]] = Registry(
-    "prediction writer",
-    on_demand={
-        "image": "detlite.apps.drawing.detections",
-        "pandas": "detlite.apps.prediction_writers",
-        "supervision": "detlite.apps.prediction_writers",
-    },
-)
 _NAMED_CATEGORIES = 5  # in the repr
 _STANDARD = {
     "size", "boxes", "labels", "scores", "category_ids", "names", "masks", "keypoints",
@@ -191,7 +182,9 @@ class Prediction(dict[str, Any]):
         """Draw the objects on the image; see `apps.drawing.draw_detections` for the options."""
         if self.image is None:
             raise ValueError("this prediction does not contain its image: call the predictor")
-        return PREDICTION_WRITERS.get("image")(self.image, self, self.categories, **options)
+        return resolve_name("detlite.apps.drawing.detections:draw_detections")(
+            self.image, self, self.categories, **options
+        )
 
     def show(self, **options: Any) -> None:
         """Show what `plot` draws in the image viewer of the system."""
@@ -199,11 +192,11 @@ class Prediction(dict[str, Any]):
 
     def to_pandas(self) -> Any:
         """Convert to a `pandas.DataFrame`, see `apps.prediction_writers.to_pandas`."""
-        return PREDICTION_WRITERS.get("pandas")(self)
+        return resolve_name("detlite.apps.prediction_writers:to_pandas")(self)
 
     def to_supervision(self) -> Any:
         """Convert to `supervision.Detections`, see `apps.prediction_writers.to_supervision`."""
-        return PREDICTION_WRITERS.get("supervision")(self)
+        return resolve_name("detlite.apps.prediction_writers:to_supervision")(self)
 
     def rotated_boxes(self) -> Tensor:
         """Return the smallest rectangles around the masks, float32 [N, 5] of (x, y, width, height,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, overload
 
 import torch
 from torch import Tensor
-from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.config import ConfigError, Overrides, as_list
@@ -19,7 +19,6 @@ from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import unwrap
 from detlite.modeling.precision import autocast
-from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures import on_cpu_by_default
 from detlite.structures.instances import Detections
@@ -30,10 +29,6 @@ from .inputs import expand_input
 from .options import InferenceOptions, View, build_options
 from .prediction import ImageInput, LoadedImage, Prediction, load_image, to_prediction
 
-# Readers of model files: called with a path, config overrides, and `trust` of `Predictor`.
-READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
-    "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
-)
 _EXPORTED_SUFFIXES = (".onnx", ".openvino", ".pt2")  # other files are checkpoints
 Threshold = float | Mapping[str, float | None]  # minimum score, maybe by name of category
 _MIN_SCALE = 0.6  # of an image, relative to its scale in training; warn below it
@@ -276,7 +271,8 @@ def _read_model(
 ) -> tuple[DetectionModel, InferenceOptions]:
     """Read an exported model, or build that of a checkpoint, with its options."""
     if Path(path).suffix in _EXPORTED_SUFFIXES:
-        cfg, model = READERS.get("exported")(path, opts, trust)
+        read_exported = resolve_name("detlite.apps.export.exported_detector:read_exported")
+        cfg, model = read_exported(path, opts, trust)
         return model, replace(build_options(cfg, opts), optimize=False)
     cfg, model = build_model_from_checkpoint(path, opts, config)
     return model, build_options(cfg, opts)

@@ -35,11 +35,8 @@ REGISTRY_MODULES = [
     for file in PACKAGE.rglob("*.py")
     if re.search(r"\] = Registry\(", file.read_text(encoding="utf-8"))
 ]
-# Registries through which the core finds the applications, or these their formats.
-INTERNAL = {
-    "CONFIG_BUILDERS", "CONVERTERS", "DRAWINGS", "ENGINES", "FORMATS", "PREDICTION_WRITERS",
-    "FINDERS", "READERS",
-}  # fmt: skip
+# Registries through which a package finds its own implementations.
+INTERNAL = {"ENGINES", "FORMATS"}
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE + DETECTOR_PAGE, re.DOTALL)
 
 

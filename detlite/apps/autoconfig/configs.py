@@ -8,7 +8,6 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.api import CONFIG_BUILDERS
 from detlite.apps.doctor.machine import resources
 from detlite.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.checkpoint.loading import resolve_checkpoint_path
@@ -38,7 +37,6 @@ _IMAGENET_STD = 0.226  # of RGB in 0..1
 _MODEL_SECTIONS = ("MODEL.", "INPUT.", "TEST.TILE")  # taken from a checkpoint
 
 
-@CONFIG_BUILDERS.register("autoconfig")
 def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
     """Build the config of `detlite.train` without a config, and log the choices."""
     cfg, choices, _ = derive_config(opts, weights)

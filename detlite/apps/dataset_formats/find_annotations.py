@@ -11,7 +11,6 @@ from detlite.apps.autoconfig.image_values import measure_values, spread
 from detlite.apps.dataset_check.fingerprints import read_fingerprints
 from detlite.apps.dataset_check.image_groups import group_images
 from detlite.data.annotations.store import open_table
-from detlite.data.data_arguments import FINDERS
 from detlite.data.findings import Finding, Findings
 from detlite.data.images.pixels import ImageOptions
 from detlite.files.atomic_write import write_json
@@ -131,9 +130,6 @@ def find_sets(
             written.append(str(file))
         sources[name] = Source(file, image_folder.absolute())
     return sources, summary + (f"; written: {', '.join(written)}" if written else "")
-
-
-FINDERS.register("path")(find_sets)
 
 
 def convert(

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from detlite.evaluation.detection_results import categories_of
 from detlite.inference.options import UNMEASURED_THRESHOLD
-from detlite.inference.prediction import PREDICTION_WRITERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
@@ -27,7 +26,6 @@ _BORDER: Color = (16, 16, 16)
 _UNTRACKED: Color = (190, 190, 190)  # detections without a track, next to tracks
 
 
-@PREDICTION_WRITERS.register("image")
 def draw_detections(
     image: Image.Image | Tensor,
     detections: dict[str, Any],

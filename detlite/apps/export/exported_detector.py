@@ -21,7 +21,6 @@ from detlite.errors import CheckpointError
 from detlite.files.atomic_write import atomic_path
 from detlite.files.errors import short_reason, short_repr
 from detlite.files.reading import open_stored_zip
-from detlite.inference.predictor import READERS
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
 
@@ -81,7 +80,6 @@ def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionM
         raise CheckpointError(f"{path}: {error.strerror}") from error
 
 
-@READERS.register("exported")
 def read_exported(
     path: str | Path, opts: Sequence[Any] = (), trust: bool = False
 ) -> tuple[CfgNode, DetectionModel]:

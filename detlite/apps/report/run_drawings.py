@@ -16,7 +16,6 @@ from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError
 from detlite.engine.hooks.best_checkpoint import measured_threshold
 from detlite.engine.hooks.metrics import flatten_metrics
-from detlite.engine.run import DRAWINGS
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.atomic_write import atomic_path, write_file
 from detlite.inference.options import build_options
@@ -33,7 +32,6 @@ _SIDE = 480  # longer side of an image, in pixels
 logger = logging.getLogger(__name__)
 
 
-@DRAWINGS.register("run")
 def draw_run(
     cfg: CfgNode,
     model: DetectionModel,

@@ -1,6 +1,7 @@
 """Load batches in processes; handle signals, dead loader processes and full shared memory."""
 
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -79,7 +80,7 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        with _signals_blocked():
+        with _signals_deferred():
             batches = super().__iter__()
         for number, samples in enumerate(self._receive(batches)):
             for sample in samples:
@@ -130,19 +131,31 @@ _HAS_MASKS = hasattr(signal, "pthread_sigmask")
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block signals in this process and in processes that it starts.
+def _signals_deferred() -> Iterator[None]:
+    """Handle signals after the block; processes that it starts inherit that they are blocked.
 
     A loader process would die from them before it has handlers, and exceptions of this process's
-    handlers are lost while it starts one.
+    handlers are lost while it starts one. Another thread of this process, where signals are not
+    blocked, can still receive one, and Python then runs the handler in the main thread.
     """
     if not _HAS_MASKS:
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGINT})
+    signals = {*_STOP_SIGNALS, signal.SIGINT}
+    received: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # only it can set handlers
+        for number in signals:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in received:
+            signal.raise_signal(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

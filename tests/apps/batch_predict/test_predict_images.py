@@ -8,10 +8,11 @@ from yacs.config import CfgNode
 
 from detlite import ConfigError, build_model
 from detlite.apps.batch_predict.predict_images import load_predictor
+from detlite.apps.export import exported_detector
 from detlite.apps.export.exported_program import ProgramDetector
 from detlite.data.images.pixels import ImageOptions
 from detlite.inference.options import InferenceOptions
-from detlite.inference.predictor import READERS, Predictor
+from detlite.inference.predictor import Predictor
 
 KEYS = (
     "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 64, "TEST.TILE", 80,
@@ -23,9 +24,8 @@ KEYS = (
 def exported(tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch) -> str:
     """Replace the reader of exported models, and return the name of a model."""
     model = build_model(tiny_config(*KEYS)).eval()
-    READERS.get("exported")  # imports the reader that is replaced
     read = lambda _, opts, trust: (tiny_config(*KEYS, *opts), model)  # noqa: E731
-    monkeypatch.setitem(READERS._builders, "exported", read)
+    monkeypatch.setattr(exported_detector, "read_exported", read)
     return "model.openvino"
 
 
@@ -55,14 +55,13 @@ def test_views_of_an_exported_model(tiny_config, monkeypatch):
     """Test-time augmentation follows the config of the file; whole programs do not support it."""
     cfg = tiny_config("TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True)
     model = build_model(cfg).eval()
-    READERS.get("exported")  # imports the reader that is replaced
-    monkeypatch.setitem(READERS._builders, "exported", lambda *_: (cfg, model))
+    monkeypatch.setattr(exported_detector, "read_exported", lambda *_: (cfg, model))
     for predictor in (Predictor("model.openvino"), load_predictor("model.openvino", 0.0)):
         detector: Any = predictor.detector
         assert [view.flip for view in detector.views] == [False, True]
     assert Predictor("model.openvino", min_size=64).detector is model
     program = ProgramDetector(model, lambda *_: [])
-    monkeypatch.setitem(READERS._builders, "exported", lambda *_: (cfg, program))
+    monkeypatch.setattr(exported_detector, "read_exported", lambda *_: (cfg, program))
     with pytest.raises(ConfigError, match=r"TEST\.BBOX_AUG\.ENABLED must be False for an exported"):
         Predictor("model.onnx")
 

@@ -249,7 +249,7 @@ def test_full_shared_memory(training):
 
 
 SIGNALS_AT_THE_START = """
-import os, signal, sys, yaml
+import os, signal, sys, threading, time, yaml
 from pathlib import Path
 from detlite.config import config_from
 from detlite.data import build_train_dataset, build_train_loader
@@ -258,8 +258,13 @@ from detlite.engine.signals import StoppedError, StopSignals
 cfg = config_from(yaml.safe_load(Path("config.yaml").read_text()), Path("config.yaml"))
 train_set = build_train_dataset(cfg)
 number = signal.Signals[sys.argv[1]]
-send = lambda: os.kill(os.getpid(), number)
-os.register_at_fork(after_in_child=send, after_in_parent=send)
+# The system may choose any thread of the process; threads of libraries block no signals.
+other = threading.Thread(target=threading.Event().wait, daemon=True)
+other.start()
+os.register_at_fork(
+    after_in_child=lambda: os.kill(os.getpid(), number),
+    after_in_parent=lambda: (signal.pthread_kill(other.ident, number), time.sleep(0.1)),
+)
 try:
     with StopSignals() as stop, stop.ending_immediately("again"):
         next(iter(build_train_loader(cfg, train_set)))
