@@ -18,7 +18,10 @@ from detlite.config.key import (
 )
 from detlite.conventions import CONVENTIONS
 
-_RUN = {
+# The keys of each section, with their descriptions.
+SECTIONS: dict[str, dict[Key, str]] = {}
+
+SECTIONS[""] = {
     Key("IMPORTS", (), strings): (
         "modules, or .py files relative to the file that names them, with your components and keys"
     ),
@@ -28,7 +31,7 @@ _RUN = {
         "precision of the forward pass; auto: bfloat16 if the device has instructions for it"
     ),
 }
-_MODEL = {
+SECTIONS["MODEL"] = {
     Key("META_ARCHITECTURE", "GeneralizedRCNN"): (
         "GeneralizedRCNN, RetinaNet, ProposalNetwork (an RPN without heads) or a registered one"
     ),
@@ -62,7 +65,7 @@ _MODEL = {
         "changes of single fields of the convention, such as [resize=floor, anchor_offset=0.5]"
     ),
 }
-_BACKBONE = {
+SECTIONS["MODEL.BACKBONE"] = {
     Key("CONV_BODY", "R-50-C4"): (
         "backbone, a body and a neck: R-{18,34,50,101,152}, timm/<model> or a registered body with "
         "-C4, -C5, -FPN, -FPN-RETINANET or a registered neck; ViT-{T,S,B,L,H}-SFP (ViTDet), also "
@@ -78,7 +81,7 @@ _BACKBONE = {
         "recompute the activations of stages or blocks in the backward pass, to save memory"
     ),
 }
-_RESNETS = {
+SECTIONS["MODEL.RESNETS"] = {
     Key("NORM", "FrozenBN", norm): (
         "normalization: FrozenBN, BN, SyncBN (over the batches of all processes, needs GPUs), GN, "
         "or LN (over the channels at each position). Batch norm of timm models is trained with BN, "
@@ -104,7 +107,7 @@ _RESNETS = {
 }
 
 
-_FBNET = {
+SECTIONS["MODEL.FBNET"] = {
     Key("ARCH", "default"): "architecture of CONV_BODY FBNet and its heads",
     Key("ARCH_DEF", ""): "custom architecture as JSON, instead of ARCH",
     Key("BN_TYPE", "bn", one_of("bn", "gn", "af")): "norm: batch (bn), group (gn) or frozen (af)",
@@ -113,7 +116,7 @@ _FBNET = {
         "relative channels of FBNet.roi_head's last layer; negative: to its blocks; 0: no layer"
     ),
 }
-_VIT = {
+SECTIONS["MODEL.VIT"] = {
     Key("WINDOW", 14, in_range(0, 256)): (
         "side of attention windows of a CONV_BODY ...-SFP, in patches of 16 pixels; 0: whole image"
     ),
@@ -127,13 +130,13 @@ _VIT = {
         "stochastic depth of a ...-SFP or timm model: probability of skipping the last block"
     ),
 }
-_FPN = {
+SECTIONS["MODEL.FPN"] = {
     Key("NORM", "", optional_norm): (
         "normalization in the FPN; empty: none, or LN in the SFP of a vision transformer"
     ),
     Key("USE_RELU", False): "apply ReLU after the FPN's convolutions",
 }
-_GROUP_NORM = {
+SECTIONS["MODEL.GROUP_NORM"] = {
     Key("DIM_PER_GP", -1): "channels per group; -1: use NUM_GROUPS",
     Key("NUM_GROUPS", 32): "number of groups; -1: use DIM_PER_GP",
     Key("EPSILON", 1e-5, positive): "value added to the variance",
@@ -159,7 +162,7 @@ def _box_loss(beta: float) -> dict[Key, str]:
     }
 
 
-_RPN = {
+SECTIONS["MODEL.RPN"] = {
     Key("RPN_HEAD", "SingleConvRPNHead"): "registered RPN head, for example SeparableRPNHead",
     Key("NUM_CONVS", 1, positive): "3x3 convolutions before the predictions",
     Key("ANCHOR_SIZES", (32, 64, 128, 256, 512), anchor_sizes): (
@@ -185,7 +188,7 @@ _RPN = {
         "apply FPN_POST_NMS_TOP_N_TRAIN to the whole batch instead of each image"
     ),
 }
-_RETINANET = {
+SECTIONS["MODEL.RETINANET"] = {
     Key("NUM_CLASSES", 81, in_range(2)): "number of categories + 1 for the background",
     Key("ANCHOR_SIZES", (32, 64, 128, 256, 512), anchor_sizes): (
         "side of the smallest anchors in pixels; one side (or a tuple) for each level"
@@ -221,7 +224,7 @@ _POOLER = {
     Key("POOLER_SAMPLING_RATIO", 0, in_range(0, 256)): "samples per bin and axis; 0: adaptive",
 }
 _CASCADE_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
-_ROI_HEADS = {
+SECTIONS["MODEL.ROI_HEADS"] = {
     Key("FG_IOU_THRESHOLD", 0.5, fraction): "minimum IoU of foreground proposals with an object",
     Key("BG_IOU_THRESHOLD", 0.5, fraction): "proposals with a lower IoU are background",
     **_BOX_WEIGHTS,
@@ -238,7 +241,7 @@ _ROI_HEADS = {
     Key("NMS", 0.5, fraction): "IoU above which NMS suppresses a detection",
     Key("DETECTIONS_PER_IMG", 100, positive): "maximum number of detections per image",
 }
-_ROI_BOX_HEAD = {
+SECTIONS["MODEL.ROI_BOX_HEAD"] = {
     Key("FEATURE_EXTRACTOR", "ResNet50Conv5ROIFeatureExtractor"): (
         "registered feature extractor, for example SeparableXconv1fcFeatureExtractor"
     ),
@@ -255,7 +258,7 @@ _ROI_BOX_HEAD = {
     ),
     **_box_loss(beta=1.0),
 }
-_ROI_MASK_HEAD = {
+SECTIONS["MODEL.ROI_MASK_HEAD"] = {
     Key("FEATURE_EXTRACTOR", "ResNet50Conv5ROIFeatureExtractor"): (
         "registered feature extractor; SeparableConvFeatureExtractor uses separable convolutions"
     ),
@@ -269,7 +272,7 @@ _ROI_MASK_HEAD = {
     Key("SHARE_BOX_FEATURE_EXTRACTOR", True): "use the features of the box head",
     Key("POSTPROCESS_MASKS_THRESHOLD", 0.5, fraction): "minimum probability of a mask pixel",
 }
-_ROI_KEYPOINT_HEAD = {
+SECTIONS["MODEL.ROI_KEYPOINT_HEAD"] = {
     Key("FEATURE_EXTRACTOR", "KeypointRCNNFeatureExtractor"): "registered feature extractor",
     Key("PREDICTOR", "KeypointRCNNPredictor"): "registered predictor",
     **_POOLER,
@@ -277,21 +280,4 @@ _ROI_KEYPOINT_HEAD = {
     Key("NUM_CLASSES", 17, positive): "keypoints per instance",
     Key("RESOLUTION", 14, positive): "side of the heat maps in cells; must match the head's output",
     Key("SHARE_BOX_FEATURE_EXTRACTOR", True): "use the features of the box head",
-}
-
-SECTIONS = {
-    "": _RUN,
-    "MODEL": _MODEL,
-    "MODEL.BACKBONE": _BACKBONE,
-    "MODEL.RESNETS": _RESNETS,
-    "MODEL.FBNET": _FBNET,
-    "MODEL.VIT": _VIT,
-    "MODEL.FPN": _FPN,
-    "MODEL.GROUP_NORM": _GROUP_NORM,
-    "MODEL.RPN": _RPN,
-    "MODEL.RETINANET": _RETINANET,
-    "MODEL.ROI_HEADS": _ROI_HEADS,
-    "MODEL.ROI_BOX_HEAD": _ROI_BOX_HEAD,
-    "MODEL.ROI_MASK_HEAD": _ROI_MASK_HEAD,
-    "MODEL.ROI_KEYPOINT_HEAD": _ROI_KEYPOINT_HEAD,
 }

@@ -19,7 +19,10 @@ from detlite.config.key import (
     value_range,
 )
 
-_INPUT = {
+# The keys of each section, with their descriptions.
+SECTIONS: dict[str, dict[Key, str]] = {}
+
+SECTIONS["INPUT"] = {
     Key("MIN_SIZE_TRAIN", (800,), each(positive)): "short sides in training, one drawn per image",
     Key("MAX_SIZE_TRAIN", 1333, positive): "maximum long side in training",
     Key("MIN_SIZE_TEST", 800, positive): (
@@ -55,7 +58,7 @@ _INPUT = {
     ),
     Key("COPY_PASTE_PROB", 0.0, fraction): "probability of pasting objects from another image",
 }
-_DATASETS = {
+SECTIONS["DATASETS"] = {
     Key("TRAIN", (), strings): "names of the training sets, built in or in CATALOG",
     Key("TEST", (), strings): "names of the evaluation sets, built in or in CATALOG",
     Key("ROOT", "datasets"): "folder or URL of all datasets; ${VARIABLE:-default} is expanded",
@@ -85,7 +88,7 @@ _DATASETS = {
     Key("PRECOMPUTED_PROPOSAL_TOPK_TRAIN", 2000, positive): "proposals per image, in training",
     Key("PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, positive): "proposals per image, in evaluation",
 }
-_DATALOADER = {
+SECTIONS["DATALOADER"] = {
     Key("NUM_WORKERS", None, not_negative, optional_type=int): (
         "loader processes; 0: load in the main process; None: 4, or the number of cores if fewer"
     ),
@@ -98,7 +101,7 @@ _DATALOADER = {
         "repeat images of categories rarer than this fraction of images (LVIS: 0.001); 0: none"
     ),
 }
-_SOLVER = {
+SECTIONS["SOLVER"] = {
     Key("OPTIMIZER", "SGD"): (
         "SGD, FusedSGD (the same), AdamW, ScheduleFreeAdamW or a registered one. ScheduleFreeAdamW "
         "(`pip install schedulefree`) averages the weights instead of lowering the learning rate, "
@@ -151,7 +154,7 @@ _SOLVER = {
     Key("PATIENCE", 0, not_negative): "early stopping: evaluations without a new best; 0: off",
     Key("HOOKS", (), strings): "names of registered trainer hooks; see IMPORTS",
 }
-_TEST = {
+SECTIONS["TEST"] = {
     Key("OPTIMIZE", True): (
         "evaluate and predict with an optimized copy of the model, up to rounding the same"
     ),
@@ -180,7 +183,7 @@ _TEST = {
         "increasing IoUs over which COCO's AP and AR are averaged; empty: 0.5 to 0.95"
     ),
 }
-_BBOX_AUG = {
+SECTIONS["TEST.BBOX_AUG"] = {
     Key("ENABLED", False): (
         "merge detections of several views of an image; the first is at INPUT.MIN_SIZE_TEST"
     ),
@@ -189,21 +192,11 @@ _BBOX_AUG = {
     Key("MAX_SIZE", 4000, positive): "maximum long side of the views in SCALES",
     Key("SCALE_H_FLIP", False): "also add flipped views of SCALES",
 }
-_NMS = {
+SECTIONS["TEST.NMS"] = {
     Key("METHOD", "nms", one_of("nms", "soft-linear", "soft-gaussian", "voting")): (
         "method for overlapping detections of a category. nms: keep the one with the highest "
         "score. soft-linear, soft-gaussian: reduce the scores of the others (soft-NMS). voting: "
         "keep the one with the highest score, moved to the weighted mean of its neighbors"
     ),
     Key("CLASS_AGNOSTIC", False): "also suppress overlapping boxes of different categories",
-}
-
-SECTIONS = {
-    "INPUT": _INPUT,
-    "DATASETS": _DATASETS,
-    "DATALOADER": _DATALOADER,
-    "SOLVER": _SOLVER,
-    "TEST": _TEST,
-    "TEST.BBOX_AUG": _BBOX_AUG,
-    "TEST.NMS": _NMS,
 }
