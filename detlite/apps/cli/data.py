@@ -101,12 +101,9 @@ def check(args: Namespace) -> int:
     from detlite.apps.dataset_check import inspection_report
     from detlite.apps.dataset_check.data_page import data_page
     from detlite.apps.dataset_check.inspection import inspect
-    from detlite.data.images.checks import unlisted_images
     from detlite.files.atomic_write import write_file
 
     sets = [one for path in args.data for one in inspect(path, args.images, args.overrides)]
-    listed = [(inspection.table, inspection.folder) for inspection in sets if inspection.table]
-    sets[0].findings += unlisted_images(listed)
     similar = inspection_report.similar_images(sets)
     for number, inspection in enumerate(sets):
         inspection_report.print_report(inspection, args.max_per_kind)

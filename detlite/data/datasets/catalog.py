@@ -80,7 +80,7 @@ def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]])
     file = root / "converted" / f"{name}.json"
     if file.is_file():
         return file
-    content = {**convert(), "converted": True}  # one of several splits
+    content = convert()
     write_json(file, content)
     logger.info("%s: converted %d images to %s", name, len(content["images"]), file)
     return file
