@@ -10,16 +10,14 @@ OTHER_FOLDERS = {"benchmarks", "fuzz", "projects", "soak", "tools", "wheel"}
 CROSS_CUTTING = {
     "apps/cli": {*COMMANDS},
     "apps/serve": {"page"},
-    "config": {"what_users_add", "published_files", "restating", "schema", "shipped_configs"},
+    "config": {"what_users_add", "restating", "schema", "shipped_configs"},
     "conversion": {"classifiers", "golden", "training"},
-    "checkpoint": {"conventions", "hub_weights", "timm_weights"},
+    "checkpoint": {"conventions", "timm_weights"},
     "conversion/detectron2": {"recorded_outputs"},
     "data/annotations": {"masks", "values", "variants"},
-    "engine": {"elastic", "every_head", "hooks", "host_reads", "two_processes"},
-    "evaluation": {"keypoint_results"},
+    "engine": {"elastic", "every_head", "hooks", "host_reads"},
     "modeling": {
         "conventions", "extending_docs", "other_device", "family", "models_on_cuda",
-        "torchvision_parity",
     },
     "ops": {
         "cuda_on_cpu", "export", "fuzz", "hip", "invalid_arguments", "messages", "padded_nms",

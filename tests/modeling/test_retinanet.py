@@ -1,16 +1,15 @@
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.ops import clip_boxes_to_image
+from torchvision.ops import clip_boxes_to_image, sigmoid_focal_loss
 
 from detlite.modeling.backbone.fpn import FPN, P6P7
+from detlite.modeling.boxes.matcher import IGNORE, Matcher
 from detlite.modeling.build import build_model
 from detlite.modeling.retinanet import RetinaNet, RetinaNetHead
 from detlite.structures import boxes as box_ops
-from tests.builders import tiny_config
+from tests.builders import padded_gt, tiny_config
 from tests.modeling.family import RETINANET
 
 TINY = {
@@ -76,16 +75,9 @@ def test_batch_norm_has_statistics_per_level(norm):
     assert all(conv.bias is None for conv in convs)
 
 
-def focal(logit: float, positive: bool, alpha: float, gamma: float) -> float:
-    p = 1 / (1 + math.exp(-logit))
-    if positive:
-        return -alpha * (1 - p) ** gamma * math.log(p)
-    return -(1 - alpha) * p**gamma * math.log(1 - p)
-
-
 @pytest.mark.parametrize("normalizer", ["batch", "image", "moving"])
 @pytest.mark.parametrize("scores_background", [False, True])
-def test_losses_match_a_loop_over_anchors(normalizer, scores_background):
+def test_losses_of_all_anchors(normalizer, scores_background):
     model = make(
         f"retinanet_loss_normalizer={normalizer}",
         f"retinanet_scores_background={scores_background}", LOSS_ALPHA=0.3,
@@ -96,32 +88,22 @@ def test_losses_match_a_loop_over_anchors(normalizer, scores_background):
     targets[1] = {"boxes": torch.tensor([[5.0, 5, 70, 30]]), "labels": torch.tensor([2])}
     result = model(images, targets)
 
-    batch = model.normalizer(images)
-    features = model.backbone(batch.pixels)
+    features = model.backbone(model.normalizer(images).pixels)
     anchors = torch.cat(model.anchor_generator([f.shape[-2:] for f in features]))
     logits, deltas = (torch.cat(x, dim=1).detach() for x in model.head(features))
     classifier, box, counts = [], [], []
     for image, target in enumerate(targets):
-        overlap = box_ops.iou(target["boxes"], anchors)
-        best_of_box = overlap.max(dim=1).values
-        total, regression, count = 0.0, 0.0, 0
-        for n, anchor in enumerate(anchors):
-            value, index = overlap[:, n].max(dim=0)
-            foreground = value >= 0.5 or bool((overlap[:, n] == best_of_box).any())
-            if not foreground and value >= 0.4:
-                continue
-            column = int(target["labels"][index]) - (not scores_background)
-            for k, logit in enumerate(logits[image, n].tolist()):
-                total += focal(logit, foreground and k == column, 0.3, 1.5)
-            if foreground:
-                count += 1
-                expected = model.box_coder.encode(target["boxes"][index, None], anchor[None])
-                regression += F.smooth_l1_loss(
-                    deltas[image, n, None], expected, beta=0.2, reduction="sum"
-                ).item()
-        classifier.append(total)
-        box.append(regression / 3)
-        counts.append(count)
+        matched = Matcher(0.5, 0.4, True)(padded_gt(target["boxes"]), anchors)[0]
+        counted, foreground = matched != IGNORE, matched >= 0
+        columns = target["labels"][matched[foreground]] - int(not scores_background)
+        expected = torch.zeros_like(logits[image])
+        expected[foreground, columns] = 1
+        focal = sigmoid_focal_loss(logits[image], expected, alpha=0.3, gamma=1.5)
+        classifier.append(focal[counted].sum().item())
+        moves = model.box_coder.encode(target["boxes"][matched[foreground]], anchors[foreground])
+        own = deltas[image, foreground]
+        box.append(F.smooth_l1_loss(own, moves, beta=0.2, reduction="sum").item() / 3)
+        counts.append(int(foreground.sum()))
     assert min(counts) > 0
     if normalizer == "image":
         expected = [

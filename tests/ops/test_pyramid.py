@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torchvision.ops import MultiScaleRoIAlign
 
 from detlite import _C
 from detlite.ops import (
@@ -65,16 +64,6 @@ def test_equals_one_call_per_level(device, op, single, form, dtype, layout):
     tolerance = {torch.float16: 2e-2, torch.bfloat16: 2e-1}.get(dtype, 1e-4)
     for grad, wanted in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, wanted, rtol=tolerance, atol=tolerance)
-
-
-def test_align_matches_torchvision(device):
-    maps = [x.to(device) for x in pyramid()]
-    rois = rois_of_all_sizes().to(device)
-    boxes = [rois[rois[:, 0] == i, 1:] for i in range(2)]
-    reference = MultiScaleRoIAlign(["0", "1", "2", "3"], output_size=7, sampling_ratio=2)
-    expected = reference({str(n): x for n, x in enumerate(maps)}, boxes, [(160, 192)] * 2)
-    assert len(assign_levels(rois[:, 1:], SCALES).unique()) == 4
-    torch.testing.assert_close(pyramid_roi_align(maps, boxes, 7, SCALES, 2), expected)
 
 
 @pytest.mark.slow

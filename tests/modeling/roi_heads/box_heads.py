@@ -74,10 +74,13 @@ def make_head(
     return RepeatedBoxHead(ious, **options) if ious else BoxHead(**options)
 
 
-def predict_one(head: BoxHead, image: int, box: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits [K] and deltas [Q, 4] of a box."""
-    logits, deltas = head.predictor(torch.cat([torch.tensor([float(image)]), box])[None] / 40)
-    return logits[0].detach(), deltas[0].detach().view(-1, 4)
+def predictions_of(
+    head: BoxHead, image: int, boxes: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits [N, K] and deltas [N, Q, 4] of boxes of an image."""
+    with torch.no_grad():
+        logits, deltas = head.predictor(F.pad(boxes, (1, 0), value=float(image)) / 40)
+    return logits, deltas.view(len(boxes), -1, 4)
 
 
 def detect(

@@ -22,7 +22,7 @@ from tests.modeling.roi_heads.box_heads import (
     each_mode,
     make_head,
     make_samples,
-    predict_one,
+    predictions_of,
 )  # fmt: skip
 
 OPTS = [
@@ -80,31 +80,29 @@ def make_stages(kind: str, ious: tuple[float, ...], score_thresh: float = 0.05) 
 
 @each_mode
 @pytest.mark.parametrize("kind", ["by class", "agnostic", "cascade", "cascade, mean of logits"])
-def test_predictions_match_a_loop_over_boxes(kind, static):
+def test_predictions_are_the_mean_over_passes_that_refine_the_boxes(kind, static):
     head = make_stages(kind, (0.5, 0.6, 0.7), score_thresh=0.0)
     boxes = [random_boxes(4), random_boxes(2)]
     with torch.no_grad():
         predicted = head.predict([], prepare_proposals(boxes, 2), SIZES, static)
     for image, own in enumerate(boxes):
-        size = tuple(SIZES[image].tolist())
-        for place, box in enumerate(own):
-            current, all_logits = box, []
-            for number, stage in enumerate(head.stages):
-                logits, deltas = predict_one(stage, image, current)
-                all_logits.append(logits)
-                columns = range(CLASSES) if kind == "by class" else [1] * CLASSES
-                refined = stage.box_coder.decode(deltas[list(columns)], current.expand(CLASSES, 4))
-                if number < 2:
-                    best = int(logits[1:].argmax()) + 1
-                    current = box_ops.clip(refined[best][None], size, OURS)[0]
-            expected = torch.stack(all_logits).softmax(1).mean(0)
-            if "logits" in kind:
-                expected = torch.stack(all_logits).mean(0).softmax(0)
-            for label in range(1, CLASSES):
-                entry = place * (CLASSES - 1) + label - 1
-                assert predicted.labels[image, entry] == label
-                torch.testing.assert_close(predicted.scores[image, entry], expected[label])
-                torch.testing.assert_close(predicted.boxes[image, entry], refined[label])
+        current, passes = own, []
+        for stage in head.stages:
+            logits, deltas = predictions_of(stage, image, current)
+            passes.append(logits)
+            columns = range(CLASSES) if kind == "by class" else [1] * CLASSES
+            start = current[:, None].expand(-1, CLASSES, -1)
+            refined = stage.box_coder.decode(deltas[:, list(columns)], start)
+            best = logits[:, 1:].argmax(dim=1) + 1
+            size = tuple(SIZES[image].tolist())
+            current = box_ops.clip(refined[range(len(own)), best], size, OURS)
+        expected = torch.stack(passes).softmax(dim=2).mean(dim=0)
+        if "logits" in kind:
+            expected = torch.stack(passes).mean(dim=0).softmax(dim=1)
+        found = slice(len(own) * (CLASSES - 1))
+        assert predicted.labels[image, found].tolist() == [1, 2] * len(own)
+        torch.testing.assert_close(predicted.scores[image, found], expected[:, 1:].flatten())
+        torch.testing.assert_close(predicted.boxes[image, found], refined[:, 1:].flatten(0, 1))
 
 
 @each_mode
@@ -112,7 +110,7 @@ def test_later_passes_skip_background(static):
     head = make_head(score_thresh=0.1, ious=(0.5, 0.6))
     boxes = [random_boxes(40), random_boxes(30)]
     foreground = [
-        torch.stack([1 - predict_one(head, image, box)[0].softmax(0)[0] for box in own])
+        1 - predictions_of(head, image, own)[0].softmax(dim=1)[:, 0]
         for image, own in enumerate(boxes)
     ]
     head.skip_below = 0.0
@@ -137,7 +135,7 @@ def test_later_passes_skip_background(static):
 
 @each_mode
 @pytest.mark.parametrize("kind", ["by class", "agnostic", "cascade"])
-def test_losses_match_a_loop_over_boxes(kind, static):
+def test_each_pass_is_trained_on_the_boxes_of_the_one_before(kind, static):
     head = make_stages(kind, (0.5, 0.6))
     for stage in head.stages:
         nn.init.normal_(stage.predictor.deltas.weight, std=0.3)
@@ -151,48 +149,34 @@ def test_losses_match_a_loop_over_boxes(kind, static):
     own[0] = torch.cat([own[0], torch.tensor([[50.0, 2, 75, 8]])])  # background
     own[1] = torch.cat([own[1], torch.tensor([[30.0, 2, 50, 14]])])
 
-    def match(image, box, iou):
-        overlaps = box_ops.iou(box[None], truth.boxes[image, : 2 - image])
-        best = int(overlaps.argmax())
-        return (int(truth.labels[image, best]) if overlaps.max() >= iou else 0), best
+    def match(image, boxes, iou):
+        overlap, best = box_ops.iou(boxes, truth.boxes[image, : 2 - image]).max(dim=1)
+        return truth.labels[image, best] * (overlap >= iou), best
 
-    matched = [[match(image, box, 0.5) for box in boxes] for image, boxes in enumerate(own)]
-    samples = make_samples(
-        own, *([[pair[k] for pair in image] for image in matched] for k in (0, 1))
-    )
+    matched = [match(image, boxes, 0.5) for image, boxes in enumerate(own)]
+    samples = make_samples(own, *([image[k].tolist() for image in matched] for k in (0, 1)))
     losses, predictions = head.losses([], samples, truth, SIZES, static)
     assert len(predictions.logits) == (14 if static else 11)
-    current = [(image, box) for image, boxes in enumerate(own) for box in boxes]
     for number, (stage, iou) in enumerate(zip(head.stages, (0.5, 0.6), strict=True)):
-        classifier = box_loss = 0.0
-        labels, refined = [], []
-        for image, box in current:
-            logits, deltas = predict_one(stage, image, box)
-            label, gt = match(image, box, iou)
-            labels.append(label)
-            classifier -= logits.log_softmax(0)[label]
-            if label:
-                target = stage.box_coder.encode(truth.boxes[image, gt][None], box[None])[0]
-                column = deltas[label if kind == "by class" else 1]
-                box_loss += F.smooth_l1_loss(column, target, reduction="sum")
-            column = deltas[int(logits[1:].argmax()) + 1 if kind == "by class" else 1]
-            moved = stage.box_coder.decode(column[None], box[None])
-            moved = box_ops.clip(moved, tuple(SIZES[image].tolist()), OURS)[0]
-            if (moved[2:] > moved[:2]).all():
-                refined.append((image, moved))
-        torch.testing.assert_close(
-            losses[f"loss_classifier_stage{number}"], classifier / len(current)
-        )
-        torch.testing.assert_close(losses[f"loss_box_stage{number}"], box_loss / len(current))
-        current = refined
-    assert len(current) == len(labels) == 10
-    assert 0 < sum(label > 0 for label in labels) < 10
-
-
-# ---- losses
-
-
-# ---- detections
+        classifier, box_loss = torch.zeros(()), torch.zeros(())
+        counted, foreground = sum(map(len, own)), 0
+        for image, boxes in enumerate(own):
+            logits, deltas = predictions_of(stage, image, boxes)
+            labels, places = match(image, boxes, iou)
+            classifier += F.cross_entropy(logits, labels, reduction="sum")
+            objects, rows = labels > 0, range(len(boxes))
+            target = stage.box_coder.encode(truth.boxes[image, places], boxes)
+            columns = labels if kind == "by class" else torch.ones_like(labels)
+            difference = F.smooth_l1_loss(deltas[rows, columns], target, reduction="none")
+            box_loss += difference[objects].sum()
+            columns = logits[:, 1:].argmax(dim=1) + 1 if kind == "by class" else columns
+            moved = stage.box_coder.decode(deltas[rows, columns], boxes)
+            moved = box_ops.clip(moved, tuple(SIZES[image].tolist()), OURS)
+            own[image] = moved[(moved[:, 2:] > moved[:, :2]).all(dim=1)]
+            foreground += int(objects.sum())
+        torch.testing.assert_close(losses[f"loss_classifier_stage{number}"], classifier / counted)
+        torch.testing.assert_close(losses[f"loss_box_stage{number}"], box_loss / counted)
+    assert 0 < foreground < counted == 10
 
 
 @pytest.mark.parametrize(
