@@ -24,7 +24,7 @@ _ROIS = torch.tensor([[0.0, 4.0, 3.0, 20.0, 19.0], [0.0, 8.5, 6.25, 11.5, 12.25]
 
 def operator_errors(device: str) -> dict[str, str]:
     """Return an error message for each operator on a device; "" if the operator is correct."""
-    return {name: _error(name, inputs, device) for name, inputs in _INPUTS.items()}
+    return {name: _error(run, inputs, device) for name, (run, inputs) in _checks().items()}
 
 
 def print_checks(device: str) -> int:
@@ -38,8 +38,7 @@ def print_checks(device: str) -> int:
     return sum(map(bool, errors.values()))
 
 
-def _error(name: str, inputs: tuple[Any, ...], device: str) -> str:
-    run = _OWN_FUNCTIONS.get(name) or getattr(ops, name)
+def _error(run: Callable[..., Any], inputs: tuple[Any, ...], device: str) -> str:
     on_device = pytree.tree_map_only(Tensor, lambda x: x.to(device), inputs)
     try:
         actual = run(*on_device)
@@ -78,23 +77,23 @@ _MASKS = PackedMasks.from_segmentations([[[2.0, 2, 10, 2, 10, 18, 2, 18]]], 24, 
 _LEFT = torch.tensor([[2.0, 2, 18, 18]])  # a box whose left half the mask covers
 _PEAK = torch.zeros(1, 1, 8, 8)
 _PEAK[0, 0, 2, 5] = 10
-# The inputs of each operator.
-_INPUTS: dict[str, tuple[Any, ...]] = {
-    "roi_align": (_FEATURES, _ROIS, 4, 1.0, 2, True),
-    "roi_align_gradient": (_FEATURES, _ROIS),
-    "roi_pool": (_FEATURES, _ROIS, 4, 1.0),
-    "nms": (_BOXES, _SCORES, 0.4),
-    "batched_nms": (_BOXES, _SCORES, _GROUPS, 0.4),
-    "padded_nms": (_BOXES, _SCORES, _GROUPS),
-    "match_boxes": (_BOXES[None, :9], torch.ones(1, 9, dtype=torch.bool), _BOXES[9:]),
-    "sigmoid_focal_loss": (torch.linspace(-6, 6, 40), torch.arange(40.0) % 2),
-    "crop_masks": (_LEFT,),
-    "heatmap_peaks": (_PEAK, torch.tensor([[10.0, 20, 18, 28]])),
-    "paste_masks": (torch.tensor([[3.0, 4, 11, 10]]),),
-}
-_OWN_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "roi_align_gradient": _gradient,
-    "crop_masks": _crop_masks,
-    "padded_nms": _padded_nms,
-    "paste_masks": _paste_masks,
-}
+
+
+def _checks() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Return a function of each operator, and its inputs."""
+    valid = torch.ones(1, 9, dtype=torch.bool)
+    return {
+        "roi_align": (ops.roi_align, (_FEATURES, _ROIS, 4, 1.0, 2, True)),
+        "roi_align_gradient": (_gradient, (_FEATURES, _ROIS)),
+        "roi_pool": (ops.roi_pool, (_FEATURES, _ROIS, 4, 1.0)),
+        "nms": (ops.nms, (_BOXES, _SCORES, 0.4)),
+        "batched_nms": (ops.batched_nms, (_BOXES, _SCORES, _GROUPS, 0.4)),
+        "padded_nms": (_padded_nms, (_BOXES, _SCORES, _GROUPS)),
+        "match_boxes": (ops.match_boxes, (_BOXES[None, :9], valid, _BOXES[9:])),
+        "sigmoid_focal_loss": (
+            ops.sigmoid_focal_loss, (torch.linspace(-6, 6, 40), torch.arange(40.0) % 2)
+        ),
+        "crop_masks": (_crop_masks, (_LEFT,)),
+        "heatmap_peaks": (ops.heatmap_peaks, (_PEAK, torch.tensor([[10.0, 20, 18, 28]]))),
+        "paste_masks": (_paste_masks, (torch.tensor([[3.0, 4, 11, 10]]),)),
+    }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from detlite.apps.drawing.html_page import percent, render
+from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 
 from .error_gallery import ErrorGallery
@@ -35,9 +36,10 @@ def report_page(
 
     Raises:
         DataError: a dataset, an image or detections are missing or invalid.
-        ConfigError: `build_dataset` raises it, jinja2 is not installed, or a run has no test set or
-            detects no objects.
+        ConfigError: `build_dataset` raises it, jinja2 or hotcoco is not installed, or a run has no
+            test set or detects no objects.
     """
+    import_optional("hotcoco", "hotcoco")  # pycocotools has no types of errors
     for run in runs:
         if "bbox" not in run.kinds:
             raise ConfigError(f"{run.path}: the model only proposes regions; a report needs boxes")

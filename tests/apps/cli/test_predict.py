@@ -175,8 +175,6 @@ def test_unusable_arguments(weights, photos, tmp_path, error_of, monkeypatch):
     ):
         paths = ("--weights", file, "--input", folder, "--output", out)
         assert message in error_of("predict", *paths, *opts.split())
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "without torchrun, with --workers" in error_of("predict", *paths)
     assert not (tmp_path / "new").exists()
 
 

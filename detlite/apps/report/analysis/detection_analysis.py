@@ -78,6 +78,12 @@ class DetectionAnalysis:
         self.kind, self.names, self.threshold = kind, category_names(coco_gt), found.threshold
         self.precision_recall, measures = found.tables, found.tables.measures
         self.metrics = summarize(found.tables, self.names, kind)
+        self.errors = self.confusion = None
+        if kind != "keypoints":
+            matches = CrossCategoryMatches(coco_gt, results, kind, max_dets)
+            self.errors = DetectionErrors(matches, found.evaluator)
+            min_score = self.threshold.score if self.threshold else 0.0
+            self.confusion = confusion_matrix(matches, min_score)
         matched = MatchedDetections(found, coco_gt, results, kind)
         counted = matched.object_categories[matched.counted[measures.area("all")]]
         self.objects = np.bincount(counted, minlength=len(self.names))
@@ -86,9 +92,3 @@ class DetectionAnalysis:
         self.calibration = Calibration(matched.scores[known], outcomes[known] == TRUE_POSITIVE)
         self.bootstrap = BootstrapMetrics(matched, samples)
         self.unlabeled = len(coco_gt.imgs) - len(np.unique(matched.object_images))
-        self.errors = self.confusion = None
-        if kind != "keypoints":
-            matches = CrossCategoryMatches(coco_gt, results, kind, max_dets)
-            self.errors = DetectionErrors(matches)
-            min_score = self.threshold.score if self.threshold else 0.0
-            self.confusion = confusion_matrix(matches, min_score)
