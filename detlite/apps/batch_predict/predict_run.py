@@ -11,6 +11,7 @@ from pathlib import Path
 
 from detlite.apps.prediction_files.writer import FORMATS, Entry, ModelInfo
 from detlite.config import ConfigError
+from detlite.data.annotations.store import content_hash
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import count_pages
 from detlite.engine.run_files import run_lock
@@ -125,14 +126,9 @@ def _start_worker(options: Namespace) -> Predict:
 
 
 def _content_of(name: str) -> str:
-    """Return the SHA-256 of a file, so that moving it does not matter; other names unchanged."""
-    if not Path(name).is_file():
-        return name
-    digest = sha256()
-    with Path(name).open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return f"a file of SHA-256 {digest.hexdigest()[:16]}"
+    """Return a hash of a file, so that moving it does not matter; other names unchanged."""
+    file = Path(name)
+    return f"a file of hash {content_hash(file)[:16]}" if file.is_file() else name
 
 
 def list_inputs(
