@@ -151,8 +151,6 @@ def to_objects(
             if shape.corners and extent.note == CLIPPED:
                 conversion.findings.add(*CLIPPED, position, "object")
             if key in objects:
-                text = "Shapes with the same label and group form one object."
-                conversion.findings.add("parts of objects", text, position, "shape")
                 part = _join(objects[key], part, position)
             objects[key] = part
         except DataError as error:
