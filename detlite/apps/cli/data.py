@@ -20,13 +20,10 @@ def _log(text: str) -> None:
 @command(
     option("--data", "PATH", "annotation file or folder to train on", type=Path, required=True),
     *DATA_OPTIONS,
-    option("--annotations", "FOLDER", "folder for the json files (default: the folder detlite "
-           "inside --data)", type=Path),
-    option("--minutes", None, "training time in minutes, to which the batch and the image size are "
-           "adapted", type=float),
+    option("--annotations", "FOLDER", "folder for json files (default: --data/detlite)", type=Path),
+    option("--minutes", None, "training time, which decides batch and image size", type=float),
     weights("checkpoint to start from, with its model (default: a model that fits the data)"),
-    option("--coco", "FILE", "only convert --data to COCO json and write it to this file",
-           type=Path),
+    option("--coco", "FILE", "only convert --data to this file of COCO json", type=Path),
     OVERRIDES,
 )  # fmt: skip
 def init(args: Namespace) -> int:
@@ -75,8 +72,7 @@ def init(args: Namespace) -> int:
 @command(
     option("--data", "PATH", "annotation files (.json), the path or name of a config, or a folder",
            required=True, nargs="+", type=Path),
-    option("--images", "FOLDER", "folder of the images (default: searched for next to the "
-           "annotation files)", type=Path),
+    option("--images", "FOLDER", "image folder (default: found nearby)", type=Path),
     option("--page", "FILE", "HTML report with images to write", type=Path),
     option("--max-per-kind", None, "number of defects of each kind to print", 20),
     FONT,

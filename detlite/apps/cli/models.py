@@ -79,11 +79,9 @@ def convert(args: Namespace) -> int:
     option("--format", None, "format of the file", choices=EXPORT_FORMATS, required=True),
     option("--output", "FILE", "file to write", type=Path, required=True),
     flag("--int8", "quantize the model (openvino only)"),
-    option("--calibrate", "N", "number of training images for the calibration of --int8", 40,
-           minimum=1),
+    option("--calibrate", "N", "number of training images that calibrate --int8", 40, minimum=1),
     option("--check", "FOLDER", "images to compare detections on", type=Path),
-    option("--limit", "N", "number of images of --check to compare, spread evenly", 20,
-           minimum=1),
+    option("--limit", "N", "number of images of --check to compare, spread evenly", 20, minimum=1),
     option("--evaluate", "NAME", "dataset for measuring the AP of --int8 (default: DATASETS.TEST)"),
     OVERRIDES,
 )  # fmt: skip

@@ -14,8 +14,7 @@ from .options import DATA_OPTIONS, DEVICE, FONT, OVERRIDES, command, config, fla
     weights("checkpoint to start from (default: MODEL.WEIGHT)"),
     option("--minutes", None, "training time in minutes", type=float),
     option("--output", "FOLDER", "output folder (default: OUTPUT_DIR)"),
-    flag("--all", "train on the evaluation images, too: a last run, after which none remain to "
-         "measure it"),
+    flag("--all", "train on the evaluation images, too; none remain to measure this last run"),
     flag("--resume", "continue the run in the output folder, if there is one"),
     FONT,
     DEVICE,
@@ -65,8 +64,7 @@ def train(args: Namespace) -> int:
     config(),
     weights("checkpoint to evaluate (default: MODEL.WEIGHT)"),
     option("--data", "FILE", "COCO annotation file (default: DATASETS.TEST)"),
-    option("--images", "FOLDER", "folder of the images of --data (default: searched for next to "
-           "it)"),
+    option("--images", "FOLDER", "image folder of --data (default: found nearby)"),
     option("--output", "FOLDER", "output folder (default: evaluation/ next to --weights)"),
     DEVICE,
     OVERRIDES,
