@@ -157,7 +157,7 @@ def test_unreadable_images_are_reported_and_skipped(run, weights, photos, tmp_pa
     assert [(image["id"], Path(image["file_name"]).name) for image in images] == [(2, "b.jpg")]
 
 
-def test_unusable_arguments(weights, photos, tmp_path, error_of, monkeypatch):
+def test_unusable_arguments(weights, photos, tmp_path, error_of):
     empty, taken = tmp_path / "empty", tmp_path / "taken"
     empty.mkdir()
     taken.touch()
