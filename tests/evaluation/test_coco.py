@@ -119,15 +119,6 @@ class TestScores:
         assert metrics["bbox"]["AP"] is None
         assert metrics["segm"]["AP"] is None
 
-    def test_size_of_a_mask_result_follows_from_its_mask(self):
-        """The area range of a false positive depends on its mask, not on its box."""
-        thin = square(1, 1, 3, 10)
-        miss = {**detect(square(9, 1, 3, 100)), "score": 0.99}
-        miss["segmentation"] = encode_bitmap(to_bitmap([[100, 10, 110, 10, 110, 20]], 100, 200))
-        metrics = evaluate(make_gt([thin]), [detect(thin), miss], ("segm",))["segm"]
-        assert metrics["AP"] == pytest.approx(0.5, abs=0.01)
-        assert metrics["APm"] == pytest.approx(1)
-
     def test_arguments_are_not_changed(self, capsys):
         annotations = [square(0, 1, 3, 10)]
         gt, results = make_gt(annotations), [detect(THREE[0])]
@@ -136,30 +127,6 @@ class TestScores:
         assert evaluate(gt, results)["bbox"]["AP"] == pytest.approx(1)
         assert (gt.dataset, results) == before
         assert capsys.readouterr().out == ""
-
-
-class TestMaxDets:
-    @pytest.fixture
-    def crowded(self):
-        """150 objects of one category in one image, each detected, with decreasing scores."""
-        annotations = [
-            {"id": i + 1, "image_id": 1, "category_id": 3, "bbox": [i % 50 * 4, i // 50 * 4, 3, 3]}
-            for i in range(150)
-        ]
-        gt = make_gt(annotations)
-        fields = [{k: a[k] for k in ("image_id", "category_id", "bbox")} for a in annotations]
-        return gt, [{**f, "score": 1 - i / 200} for i, f in enumerate(fields)]
-
-    @pytest.mark.parametrize(
-        ("max_dets", "recall"), [(200, 1.0), (100, 100 / 150), (10, 10 / 150), (5, 5 / 150)]
-    )
-    def test_limits_the_detections(self, crowded, max_dets, recall):
-        metrics = evaluate(*crowded, ("bbox",), max_dets)["bbox"]
-        assert metrics[f"AR{max_dets}"] == pytest.approx(recall)
-        assert metrics["ARs"] == pytest.approx(recall)
-        assert metrics["AP"] == pytest.approx(recall, abs=0.01)
-        assert metrics["AP50"] == pytest.approx(recall, abs=0.01)
-        assert metrics["AR1"] == pytest.approx(1 / 150)
 
 
 @pytest.mark.parametrize(

@@ -7,83 +7,53 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from detlite.evaluation import Results, engine, evaluate_coco
 from detlite.evaluation.coco import coco_measures, match_coco
 from detlite.evaluation.engine import IGNORED, read_outcomes
-from tests.builders import coco_content, make_coco
+from detlite.structures.masks.formats import encode_bitmap
+from detlite.structures.masks.rle import run_lengths
+from tests.builders import make_coco
+from tests.evaluation.synthetic_detections import SIDE, synthetic_dataset
 
-HEIGHT, WIDTH = 120, 150
 FIELDS = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
 
 
-def blob(rng: np.random.Generator, box: np.ndarray) -> np.ndarray:
-    """Make an ellipse with holes in a box."""
-    x, y, w, h = box
-    ys, xs = np.mgrid[:HEIGHT, :WIDTH] + 0.5
-    inside = ((xs - x - w / 2) / w) ** 2 + ((ys - y - h / 2) / h) ** 2 < 0.25
-    return np.asfortranarray((inside & (rng.random(inside.shape) < 0.95)).astype(np.uint8))
-
-
-def keypoints_in(rng: np.random.Generator, box: np.ndarray) -> list[float]:
-    points = np.concatenate([box[:2] + rng.random((17, 2)) * box[2:], np.ones((17, 1))], axis=1)
-    return points.round(1).ravel().tolist()
+def keypoints_in(box: list[float], visible: Any) -> list[float]:
+    """Return 17 keypoints, each at the same place of every box xywh."""
+    points = box[:2] + np.random.default_rng(0).random((17, 2)) * box[2:]
+    return np.column_stack([points, np.broadcast_to(visible, 17)]).round(1).ravel().tolist()
 
 
 def random_set(seed: int) -> tuple[COCO, list[dict[str, Any]]]:
-    """Make objects of all sizes and detections with equal scores and some empty masks.
+    """Make a set with equal scores, keypoints, some empty masks, and masks of every format.
 
-    The image ids are not in order. One image and one category have no objects, and one image has no
-    detections.
+    The image ids are not in order, and one image has no detections.
     """
     rng = np.random.default_rng(seed)
-    images, categories = (30, 4, 17, 8, 5), {k: str(k) for k in (9, 2, 5, 4)}
-    content = coco_content((), images, (HEIGHT, WIDTH), categories)
-    content["info"], results = {}, []
-    for image in images:
-        for _ in range(0 if image == 8 else 9):
-            size = np.exp(rng.uniform(np.log(6), np.log(110), 2))
-            box = np.concatenate([rng.random(2) * ((WIDTH, HEIGHT) - size), size]).round(1)
-            crowd, category = int(rng.random() < 0.2), int(rng.choice([9, 2, 5]))
-            bitmap = blob(rng, box)
-            rle = rle_codec.encode(bitmap)
-            mask: Any = {"size": rle["size"], "counts": rle["counts"].decode()}
-            if crowd:
-                flat = bitmap.ravel(order="F")
-                edges = np.flatnonzero(np.diff(flat, prepend=0))
-                counts = np.diff(edges, prepend=0, append=flat.size).tolist()
-                mask = {"size": rle["size"], "counts": counts}
-            elif rng.random() < 0.5:
-                x, y, w, h = box
-                mask = [[x, y, x + w, y + h / 3, x + w / 2, y + h], [x, y + h, x + 3, y, x, y]]
-                mask = [[float(c) for c in ring] for ring in mask]
-            points = keypoints_in(rng, box)
-            visible = rng.choice([0, 1, 2], 17) * (rng.random() < 0.8)
-            points[2::3] = visible.tolist()
-            content["annotations"].append(
-                {"id": len(content["annotations"]) + 1, "image_id": image, "iscrowd": crowd,
-                 "category_id": category, "bbox": box.tolist(), "segmentation": mask,
-                 "area": float(bitmap.sum()), "keypoints": points,
-                 "num_keypoints": int((visible > 0).sum())}
-            )  # fmt: skip
-            for _ in range(0 if image == 5 else int(rng.integers(0, 7))):
-                moved = box + rng.normal(size=4) * box[[2, 3, 2, 3]] * rng.uniform(0, 0.2)
-                moved[2:] = np.abs(moved[2:]) + 1
-                detected = np.array(points).reshape(17, 3)
-                detected[:, :2] += rng.normal(size=(17, 2)) * box[2:] * rng.uniform(0, 0.1)
-                rle = rle_codec.encode(blob(rng, moved) * np.uint8(rng.random() < 0.95))
-                results.append(
-                    {"image_id": image, "bbox": moved.tolist(),
-                     "category_id": category if rng.random() < 0.8 else 4,
-                     "score": float(rng.integers(1, 12)) / 11,
-                     "segmentation": {"size": rle["size"], "counts": rle["counts"].decode()},
-                     "keypoints": detected.ravel().tolist()}
-                )  # fmt: skip
-    results.append({**results[0], "image_id": 8})
-    return make_coco(content), results
+    truth, rows = synthetic_dataset(seed, images=6, objects=9, crowds=0.2)
+    content: Any = truth.dataset
+    content["images"].sort(key=lambda image: image["id"] * 7 % 10)
+    for row in content["annotations"]:
+        visible = rng.choice([0, 1, 2], 17) * (rng.random() < 0.8)
+        row["keypoints"] = keypoints_in(row["bbox"], visible)
+        row["num_keypoints"] = int((visible > 0).sum())
+        if row["iscrowd"]:
+            row["segmentation"]["counts"] = run_lengths(row["segmentation"]["counts"]).tolist()
+        elif rng.random() < 0.5:
+            x, y, w, h = row["bbox"]
+            row["segmentation"] = [
+                [x, y, x + w, y + h / 3, x + w / 2, y + h],
+                [x, y + h, x + 3, y, x, y],
+            ]
+    for row in rows:
+        row["score"] = float(rng.integers(1, 12)) / 11
+        row["keypoints"] = keypoints_in(row["bbox"], 1)
+        if rng.random() < 0.05:
+            row["segmentation"]["counts"] = encode_bitmap(np.zeros((SIDE, SIDE)))["counts"]
+    return make_coco(content), [row for row in rows if row["image_id"] != 7]
 
 
 def official(
@@ -132,8 +102,11 @@ def test_values_of_pycocotools(seed, kinds, fields, max_dets, limits):
     np.testing.assert_allclose(matched.tables.recall, expected.eval["recall"], atol=1e-12)
     precision = expected.eval["precision"][..., last]
     np.testing.assert_allclose(matched.tables.precision, precision, atol=1e-12)
+    metrics = evaluate_coco(truth, results, [kind], max_dets)[kind]
+    recall = expected.eval["recall"][..., 0, last]
+    name = "AR" if kind == "keypoints" else f"AR{max_dets}"
+    assert metrics[name] == pytest.approx(recall[recall > -1].mean())
     if max_dets == 100:
-        metrics = evaluate_coco(truth, results, [kind], max_dets)[kind]
         with contextlib.redirect_stdout(io.StringIO()):
             expected.summarize()
         values = [value for value in metrics.values() if not isinstance(value, dict)]

@@ -282,15 +282,6 @@ def test_frozen_norms_of_timm_are_folded(tiny_config):
             torch.testing.assert_close(level, target, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("native", "expected"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_auto_is_bfloat16_only_with_native_support(tiny_config, monkeypatch, native, expected):
-    formats = ["float32", "bfloat16"] if native else ["float32"]
-    monkeypatch.setattr("detlite.modeling.precision.native_formats", lambda device: formats)
-    optimized = optimize(build_model(tiny_config()), "auto")
-    weights = [m.weight for m in optimized.backbone.modules() if isinstance(m, FusedConv2d)]
-    assert {weight.dtype for weight in weights} == {expected}
-
-
 def test_models_are_optimized_and_read_without_tracing(tiny_config, monkeypatch):
     """Tracing patches `nn.Module` for all threads."""
     monkeypatch.setattr(torch.fx.Tracer, "trace", None)

@@ -87,23 +87,6 @@ def assert_detected_once(prediction, boxes, min_iou=0.9):
     return overlap.argmax(dim=1)
 
 
-@pytest.mark.parametrize("side", [64, 100, 300])
-@pytest.mark.parametrize("size", [(64, 640), (101, 333), (65, 64), (20, 99), (300, 301)])
-def test_tiles_cover_the_image(side, size):
-    tiles, covered = cut_tiles(size, side), np.zeros(size, int)
-    for tile in tiles:
-        window = covered[tile.y1 : tile.y2, tile.x1 : tile.x2]
-        window += 1
-        assert window.shape == (min(side, size[0]), min(side, size[1]))
-    assert covered.min() >= 1
-    step = int(side * 0.8)
-    for axis, length in (("x1", size[1]), ("y1", size[0])):
-        starts = sorted({getattr(tile, axis) for tile in tiles})
-        assert (np.diff(starts) <= step).all()
-        fewer = side + (len(starts) - 2) * step  # covered with one tile less
-        assert length <= side or fewer < length
-
-
 def test_only_borders_within_the_image_cut_boxes():
     boxes = torch.tensor([[0.0, 0, 50, 50], [20, 20, 64, 40], [20, 20, 63.5, 40], [20, 20, 60, 40]])
     assert Tile(0, 0, 64, 64).cuts(boxes, (64, 200)).tolist() == [False, True, True, False]

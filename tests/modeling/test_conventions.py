@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.models.detection.anchor_utils import AnchorGenerator as TorchvisionAnchors
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
@@ -18,7 +18,6 @@ from detlite.modeling.roi_heads.keypoint_head import KeypointHead
 from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.modeling.roi_heads.pooler import POOLERS, Pooler
 from detlite.modeling.rpn.anchors import AnchorGenerator
-from detlite.ops import crop_masks
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
@@ -72,19 +71,6 @@ def test_whole_pixel_paste_matches_torchvision(size):
     expected = paste_masks_in_image(probs[:, None], boxes, size)[:, 0]
     result = paste_probabilities(probs, paste_boxes(boxes, 28, CONVENTIONS["torchvision"]), size)
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
-
-
-def test_soft_mask_targets_match_torchvision():
-    masks = torch.zeros(2, 40, 50, dtype=torch.uint8)
-    masks[0, 5:30, 7:33], masks[1, 12:14, 20:45] = 1, 1
-    boxes, index = torch.rand(6, 4) * 12, torch.tensor([0, 1, 1, 0, 0, 1])
-    boxes[:, 2:] += 20
-    expected = project_masks_on_boxes(masks.float(), boxes, index, 28)
-    packed = PackedMasks.from_bitmaps(masks)
-    result = crop_masks(
-        packed.values, packed.pieces, packed.instances, packed.frames, index, boxes, 28, True
-    )
-    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("size", [(480, 640), (427, 500), (300, 1000), (7, 7)])
