@@ -10,6 +10,7 @@ from detlite.checkpoint.files import Checkpoint
 from detlite.checkpoint.loading import load_weights
 from detlite.modeling.build import build_model
 from detlite.structures.categories import CategoryMatch
+from tests.modeling.family import RETINANET
 
 SOURCE = [{"id": n, "name": name} for n, name in enumerate(("person", "car", "cat", "dog"), 1)]
 TARGET = [{"id": 3, "name": "cell"}, {"id": 5, "name": " Dog"}, {"id": 6, "name": "PERSON"}]
@@ -82,12 +83,8 @@ def test_class_agnostic_boxes_of_a_single_class(tiny_config):
 
 
 def test_retinanet(tiny_config):
-    source, target = two_models(
-        tiny_config, "MODEL.META_ARCHITECTURE", "RetinaNet",
-        "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CONVS", 1,
-        "MODEL.MASK_ON", False,
-        key="MODEL.RETINANET.NUM_CLASSES",
-    )  # fmt: skip
+    opts = [item for pair in RETINANET.items() for item in pair]
+    source, target = two_models(tiny_config, *opts, key="MODEL.RETINANET.NUM_CLASSES")
     anchors = len(target.state_dict()["head.bbox_pred.bias"]) // 4
     before, after, scores = (
         state["head.cls_logits.weight"].unflatten(0, (anchors, -1))

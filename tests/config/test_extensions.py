@@ -11,6 +11,7 @@ from detlite.config import ConfigError, Key, declare_keys, default_config, exten
 from detlite.config.key import positive
 from detlite.engine.run_files import write_config
 from detlite.modeling.backbone import BACKBONES, build_backbone
+from tests.builders import write_text
 
 _BACKBONE = """
 from __future__ import annotations
@@ -49,13 +50,7 @@ declare_keys("SOLVER", {Key("TEACHER", ""): "checkpoint of the teacher"})
 
 @pytest.fixture
 def write(tmp_path):
-    def write(name: str, text: str) -> Path:
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
-    return write
+    return lambda name, text: write_text(tmp_path / name, text)
 
 
 # ---- IMPORTS

@@ -7,17 +7,12 @@ import pytest
 import yaml
 
 from detlite.config import ConfigError, default_config, expand_path, load_config
+from tests.builders import write_text
 
 
 @pytest.fixture
 def write(tmp_path):
-    def write(text: str, name: str = "config.yaml"):
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
-    return write
+    return lambda text, name="config.yaml": write_text(tmp_path / name, text)
 
 
 # ---- files

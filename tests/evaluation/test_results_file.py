@@ -35,12 +35,9 @@ def change_all(**fields):
 
 @pytest.fixture
 def write(tmp_path):
-    def write(rows):
-        text = rows if isinstance(rows, str) else json.dumps(rows)
-        (tmp_path / "results.json").write_text(text)
-        return tmp_path / "results.json"
-
-    return write
+    return lambda rows: write_text(
+        tmp_path / "results.json", rows if isinstance(rows, str) else json.dumps(rows)
+    )
 
 
 def measure(truth, results):

@@ -13,28 +13,15 @@ from detlite.data.datasets.options import DatasetOptions
 from detlite.evaluation import evaluate_coco
 from detlite.evaluation.truth import Objects, most_overlapped
 from detlite.files.errors import DataError
-from tests.builders import coco_content, coco_detection, coco_object, make_coco, rectangle
-
-BOXES = [[10.0, 10, 20, 20], [50, 40, 30, 50], [20, 60, 30, 20]]
-
-
-def content():
-    objects = [
-        coco_object(box, 1, n, segmentation=rectangle(*box)) for n, box in enumerate(BOXES, 1)
-    ]
-    return coco_content(objects, [1, 2, 3])
-
-
-EXACT = [coco_detection(box, 0.9, 1, n) for n, box in enumerate(BOXES, 1)]
+from tests.builders import coco_object, make_coco, rectangle, write_text
+from tests.evaluation.test_results_file import content, exact
 
 
 @pytest.fixture
 def write(tmp_path):
-    def write(truth):
-        (tmp_path / "truth.json").write_text(truth if isinstance(truth, str) else json.dumps(truth))
-        return tmp_path / "truth.json"
-
-    return write
+    return lambda truth: write_text(
+        tmp_path / "truth.json", truth if isinstance(truth, str) else json.dumps(truth)
+    )
 
 
 def sources(truth, write):
@@ -42,7 +29,7 @@ def sources(truth, write):
 
 
 def box_ap(source, **options):
-    return evaluate_coco(source, EXACT, ["bbox"], **options)["bbox"]["AP"]
+    return evaluate_coco(source, exact(), ["bbox"], **options)["bbox"]["AP"]
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,17 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.instances import PredictedBoxes
 from detlite.structures.padding import RowPacking
 from tests.builders import write_weights
+from tests.modeling.family import ALL_SCORES, RETINANET, family_config
 
 NAMES = ["left_ear", "right_ear", "nose"]
 SWAPPED = [1, 0, 2]
-KEYPOINTS = [
-    "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
-    "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 3, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
-    "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (8,), "MODEL.ROI_HEADS.SCORE_THRESH", 0.0,
-]  # fmt: skip
 SIZE = (64, 96)  # height, width
 
 
 @pytest.fixture
 def model(tiny_config):
     """Model with random weights whose boxes, masks and keypoints vary."""
-    model = build_model(tiny_config(*KEYPOINTS)).eval()
+    model = build_model(family_config("keypoint", tiny_config, *ALL_SCORES)).eval()
     heads = model.roi_heads
     for layer in (heads.box.predictor.bbox_pred, heads.mask.predictor.mask_fcn_logits):
         torch.nn.init.normal_(layer.weight, std=0.3)
@@ -59,9 +55,8 @@ def test_one_view_of_the_same_size_equals_plain_detection(model, image):
 
 
 FIELDS = {"boxes", "scores", "labels"}
-RETINANET = [
-    "MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
-    "MODEL.MASK_ON", False, "MODEL.RETINANET.NUM_CLASSES", 4, "MODEL.RETINANET.NUM_CONVS", 1,
+RETINANET_OPTS = [
+    *(item for pair in RETINANET.items() for item in pair), "MODEL.RETINANET.NUM_CONVS", 1,
     "MODEL.RETINANET.ANCHOR_SIZES", (8, 16, 32, 64, 128), "MODEL.RETINANET.INFERENCE_TH", 0.0,
     "MODEL.RETINANET.PRE_NMS_TOP_N", 200, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 300,
 ]  # fmt: skip
@@ -79,7 +74,7 @@ RETINANET = [
 def test_one_view_keeps_the_convention_of_the_detector(tiny_config, image, convention, rules, size):
     """Boxes are clipped at the same point, and have the same minimum size, as without views."""
     torch.manual_seed(0)
-    model = build_model(tiny_config(*RETINANET, "MODEL.CONVENTION", convention)).eval()
+    model = build_model(tiny_config(*RETINANET_OPTS, "MODEL.CONVENTION", convention)).eval()
     torch.nn.init.normal_(model.head.cls_logits.weight, std=1.0)
     center_and_sides = torch.tensor([20.0, 20.0, 1.0, 1.0])  # so that boxes exceed the image
     model.head.bbox_pred.bias.data.copy_(torch.randn(9, 4).mul(center_and_sides).flatten())
