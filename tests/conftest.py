@@ -18,7 +18,7 @@ import torch
 from hypothesis import settings
 from yacs.config import CfgNode
 
-from tests.builders import tiny_config, write_coco_dataset
+from tests.builders import leave_drawings_empty, tiny_config, write_coco_dataset
 
 _ROOT = Path(__file__).parent.parent
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -151,10 +151,7 @@ def shared_coco_dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 @pytest.fixture
 def without_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the drawings at the end of a run empty, because they take as long as a tiny run."""
-    module = "detlite.apps.report.run_drawings"
-    monkeypatch.setattr(f"{module}.Predictor", lambda *arguments, **options: None)
-    for name in ("plot_metrics", "draw_sheet"):
-        monkeypatch.setattr(f"{module}.{name}", lambda *arguments: arguments[-1].touch())
+    leave_drawings_empty(monkeypatch)
 
 
 # Not for the whole session, because playwright's event loop would disturb later tests.

@@ -26,8 +26,7 @@ from detlite.data.datasets.catalog import DATASETS
 from detlite.engine.hooks import HOOKS, Hook
 from detlite.engine.run_files import run_lock
 from detlite.modeling.build import META_ARCHITECTURES
-
-pytestmark = pytest.mark.usefixtures("without_drawings")
+from tests.builders import leave_drawings_empty
 
 # Overrides for a small model and a short run.
 SMALL = {
@@ -57,8 +56,9 @@ SHORT = {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 1}
 
 @pytest.fixture(scope="module", autouse=True)
 def machine():
-    """Pretend that no pretrained weights are installed."""
+    """Pretend that no pretrained weights are installed, and draw nothing."""
     with pytest.MonkeyPatch.context() as patch:
+        leave_drawings_empty(patch)
         resources = Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
         patch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: resources)
         yield
@@ -461,19 +461,21 @@ def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
         content["annotations"] = [row for row in content["annotations"] if row["image_id"] in few]
 
     data = changed(shapes[0], "empty.json", keep_two)
-    more = {"INPUT.COPY_PASTE_PROB": 0.5} if kind == "GeneralizedRCNN" else {}
+    is_rcnn = kind == "GeneralizedRCNN"
+    small = {"MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CONVS": 1}
+    more = {"INPUT.COPY_PASTE_PROB": 0.5} if is_rcnn else small
     result = detlite.train(
-        config=None if more else "_base_/retinanet_fpn.yaml",
+        config=None if is_rcnn else "_base_/retinanet_fpn.yaml",
         data=data, test_data=data, output_dir=tmp_path / "run",
         overrides=SMALL | more | {
             "DATASETS.BACKGROUND_IMAGES": True, "SOLVER.IMS_PER_BATCH": 1, "SOLVER.MAX_ITER": 3,
             "SOLVER.TEST_PERIOD": 0,
             "TEST.LOSS": True, "MODEL.META_ARCHITECTURE": kind,
-            "MODEL.MASK_ON": kind == "GeneralizedRCNN",
+            "MODEL.MASK_ON": is_rcnn,
         },
     )  # fmt: skip
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    box_loss = "loss_box_stage1" if kind == "GeneralizedRCNN" else "loss_box"
+    box_loss = "loss_box_stage1" if is_rcnn else "loss_box"
     assert 0 in [row.get(box_loss) for row in rows]
     assert all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
     assert result.metrics["test"]["loss"]["total"] > 0

@@ -17,6 +17,7 @@ from detlite.conversion.convert import recognize, unwrap
 from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model
 from tests.conversion.recorded_state_dicts import state_dict
+from tests.modeling.family import family_config
 
 
 @pytest.fixture
@@ -82,15 +83,10 @@ def test_convention_of_a_saved_checkpoint(tiny_config, tmp_path):
 
 def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
     """The config file determines the operators, and the weights the convention."""
-    roi = "MODEL.ROI_MASK_HEAD."
-    cfg = tiny_config(
-        "MODEL.CONVENTION", "maskrcnn-benchmark",
-        "MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.FBNET.ARCH", "xirb16d_dsmask",
-        "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head", "MODEL.FBNET.DET_HEAD_LAST_SCALE", -1.0,
-        "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head",
-        "MODEL.ROI_BOX_HEAD.PREDICTOR", "FastRCNNPredictor", roi + "POOLER_RESOLUTION", 6,
-        roi + "FEATURE_EXTRACTOR", "FBNet.roi_head_mask", roi + "RESOLUTION", 12,
-        roi + "PREDICTOR", "MaskRCNNConv1x1Predictor",
+    cfg = family_config(
+        "fbnet, masks", tiny_config, "MODEL.CONVENTION", "maskrcnn-benchmark",
+        "MODEL.FBNET.ARCH", "xirb16d_dsmask", "MODEL.FBNET.DET_HEAD_LAST_SCALE", -1.0,
+        "MODEL.FBNET.BN_TYPE", "bn",
     )  # fmt: skip
     model, other = build_model(cfg), build_model(cfg)
     state = {}

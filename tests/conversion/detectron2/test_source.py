@@ -1,10 +1,7 @@
 """Conversion of detectron2, its RegNets and ViTDets: layout, config, and unknown models."""
 
-import re
-
 import pytest
 import torch
-import yaml
 
 from detlite.conversion.convert import convert, recognize
 from detlite.conversion.detectron2.source import order_anchors_by_ratio
@@ -15,6 +12,16 @@ from detlite.modeling.preprocessing import prepare_proposals
 from tests.conversion.recorded_state_dicts import CLASSES, RES2, config_of, state_dict
 
 DIVIDED = [57.375, 57.12, 58.395]  # standard deviation of pixels
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Make ViT-T as narrow as the recorded models: channels, blocks and heads."""
+    monkeypatch.setitem(vit.SIZES, "T", (16, 4, 2))
+
+
+def norms(name):
+    return {f"MODEL.{part}.NORM": name for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")}
 
 
 @pytest.mark.parametrize(
@@ -52,10 +59,34 @@ def test_order_of_anchors(anchors, ratios, order):
             "MODEL.RESNETS.NUM_GROUPS": 2, "MODEL.RESNETS.WIDTH_PER_GROUP": RES2 // 4,
             "MODEL.RESNETS.STRIDE_IN_1X1": False, "INPUT.PIXEL_STD": DIVIDED,
         }),
+        ("RegNetX", {
+            "MODEL.BACKBONE.CONV_BODY": "timm/regnetx_002-FPN", "MODEL.RESNETS.NORM": "FrozenBN",
+            "INPUT.PIXEL_STD": DIVIDED, "MODEL.RPN.NUM_CONVS": 1, **norms(""),
+        }),
+        ("RegNetY LSJ", {
+            "MODEL.BACKBONE.CONV_BODY": "timm/regnety_002-FPN", "MODEL.RESNETS.NORM": "BN",
+            "INPUT.PIXEL_STD": DIVIDED, "MODEL.RPN.NUM_CONVS": 2, **norms("BN"),
+        }),
+        *(
+            (f"ViTDet{cascade}", {
+                "MODEL.BACKBONE.CONV_BODY": "ViT-T-SFP", "MODEL.VIT.WINDOW": 3,
+                "MODEL.VIT.GLOBAL_BLOCKS": 2, "MODEL.VIT.IMAGE_SIZE": 128,
+                "MODEL.VIT.DROP_PATH": 0.1, "DATALOADER.SIZE_DIVISIBILITY": 128,
+                "INPUT.MAX_SIZE_TEST": 128, "MODEL.RPN.NUM_CONVS": 2, **norms("LN"),
+            })
+            for cascade in ("", " cascade")
+        ),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("narrow")
 def test_config(model, keys):
-    assert keys.items() <= config_of(state_dict(f"detectron2, {model}"), "detectron2").items()
+    state = state_dict(f"detectron2, {model}")
+    assert recognize(state) == "detectron2"
+    config = config_of(state, "detectron2")
+    assert keys.items() <= config.items()
+    assert bool(config["MODEL.ROI_HEADS.CASCADE_IOUS"]) == ("cascade" in model)
+    if model.startswith("RegNet"):
+        assert not any(key.startswith("MODEL.RESNETS.STRIDE") for key in config)
 
 
 @pytest.mark.parametrize("agnostic", [False, True])
@@ -102,24 +133,6 @@ def test_towers_that_start_with_a_norm(built):
         built(state, "MODEL.GROUP_NORM.NUM_GROUPS", 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "backbone", "frozen", "norm"),
-    [
-        ("RegNetX", "timm/regnetx_002-FPN", True, ""),
-        ("RegNetY LSJ", "timm/regnety_002-FPN", False, "BN"),
-    ],
-)
-def test_config_of_a_regnet(name, backbone, frozen, norm):
-    config = config_of(state_dict(f"detectron2, {name}"), "detectron2")
-    assert config["MODEL.BACKBONE.CONV_BODY"] == backbone
-    assert config["MODEL.RESNETS.NORM"] == ("FrozenBN" if frozen else "BN")
-    assert config["INPUT.PIXEL_STD"] == DIVIDED
-    assert config["MODEL.RPN.NUM_CONVS"] == (1 if frozen else 2)
-    for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"):
-        assert config[f"MODEL.{part}.NORM"] == norm
-    assert not any(re.match(r"MODEL\.RESNETS\.STRIDE", key) for key in config)
-
-
 @pytest.mark.parametrize("size", REGNETS)
 def test_channels_equal_those_of_timm(size):
     timm = pytest.importorskip("timm", reason="timm is not installed")
@@ -135,33 +148,6 @@ def test_unknown_regnet():
     state["backbone.bottom_up.s2.b1.f.c.weight"] = torch.zeros(57, 56, 1, 1)
     with pytest.raises(ValueError, match=r"RegNet with stages of \[24, 57, 152, 368\] channels"):
         convert(state, "detectron2")
-
-
-@pytest.fixture
-def narrow(monkeypatch):
-    """Make ViT-T as narrow as the recorded models: channels, blocks and heads."""
-    monkeypatch.setitem(vit.SIZES, "T", (16, 4, 2))
-
-
-@pytest.mark.usefixtures("narrow")
-@pytest.mark.parametrize("cascade", [False, True])
-def test_config_of_a_vitdet(cascade):
-    state = state_dict("detectron2, ViTDet" + " cascade" * cascade)
-    assert recognize(state) == "detectron2"
-    config = yaml.safe_load(convert(state, "detectron2").config)
-    assert {key: config[key] for key in config if "VIT" in key or "NORM" in key} == {
-        "MODEL.VIT.WINDOW": 3,
-        "MODEL.VIT.GLOBAL_BLOCKS": 2,
-        "MODEL.VIT.IMAGE_SIZE": 128,
-        "MODEL.VIT.DROP_PATH": 0.1,
-        "MODEL.FPN.NORM": "LN",
-        "MODEL.ROI_BOX_HEAD.NORM": "LN",
-        "MODEL.ROI_MASK_HEAD.NORM": "LN",
-    }
-    assert config["MODEL.BACKBONE.CONV_BODY"] == "ViT-T-SFP"
-    assert config["DATALOADER.SIZE_DIVISIBILITY"] == config["INPUT.MAX_SIZE_TEST"] == 128
-    assert bool(config["MODEL.ROI_HEADS.CASCADE_IOUS"]) == cascade
-    assert config["MODEL.RPN.NUM_CONVS"] == 2
 
 
 @pytest.mark.usefixtures("narrow")
