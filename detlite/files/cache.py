@@ -6,18 +6,16 @@ valid as long as the file's stamp (size, times and inode) does not change.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +100,9 @@ def mark_used(file: Path) -> None:
         os.utime(file)
 
 
-def delete_unused(cache: Path) -> None:
+def delete_unused(folder: Path) -> None:
     """Delete the files of the cache that were not used for 30 days, and old unfinished ones."""
-    for path in cache.iterdir():
+    for path in folder.iterdir():
         # The folder may contain other files.
         if not (match := _OWN_FILE.fullmatch(path.name)):
             continue
@@ -116,19 +114,12 @@ def delete_unused(cache: Path) -> None:
 
 def process_folder() -> Path:
     """Return a temporary folder that is deleted when this process ends."""
-    return _temporary_folder(os.getpid())
+    return Path(_temporary_folder().name)
 
 
-@lru_cache(maxsize=1)
-def _temporary_folder(process: int) -> Path:
-    temporary = Path(tempfile.mkdtemp(prefix="detlite-"))
-
-    @atexit.register
-    def delete() -> None:
-        if os.getpid() == process:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-    return temporary
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="detlite-", ignore_cleanup_errors=True)
 
 
 def file_cache(name: str, limit: int) -> FileCache | None:
@@ -162,13 +153,6 @@ class FileCache:
             content = fetch()
             self._store(path, content)
             return content
-
-    def forget(self, key: str) -> bool:
-        """Delete a cached file. Returns True if it was cached."""
-        with contextlib.suppress(OSError):
-            self._path(key).unlink()
-            return True
-        return False
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / key[2:]

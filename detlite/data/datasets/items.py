@@ -84,6 +84,3 @@ class ItemImage:
         stream = io.BytesIO()
         Image.fromarray(self.items.image(self.index)).save(stream, "TIFF")
         return stream.getvalue()
-
-    def forget(self) -> bool:
-        return False

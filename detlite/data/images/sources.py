@@ -33,9 +33,6 @@ class StoredImage(Protocol):
     def read_bytes(self) -> bytes:
         """Return the content of the image file. Raises FileNotFoundError, or DataError."""
 
-    def forget(self) -> bool:
-        """Delete a cached copy, so that it is fetched again. Returns True if there was one."""
-
 
 @dataclass(frozen=True)
 class ImageBytes:
@@ -49,9 +46,6 @@ class ImageBytes:
 
     def read_bytes(self) -> bytes:
         return self.data
-
-    def forget(self) -> bool:
-        return False
 
 
 ImageSource = str | Path | StoredImage
