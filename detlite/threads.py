@@ -1,9 +1,13 @@
-"""Count usable CPU cores, and limit torch's threads to them."""
+"""Count usable CPU cores, limit torch's threads to them, and use threads."""
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_GROUP = 4096  # rows that are passed to threads together
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -33,6 +37,15 @@ def limit_threads(processes: int = 1) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         threads = min(torch.get_num_threads(), usable_cores() // processes)
         torch.set_num_threads(max(threads, 1))
+
+
+def in_threads(
+    function: Callable[[Any], Any], rows: Sequence[Any], threads: int | None = None
+) -> Iterator[Any]:
+    """Yield the results of a function for all rows; few of them wait in memory."""
+    with ThreadPoolExecutor(threads) as pool:
+        for first in range(0, len(rows), _GROUP):
+            yield from pool.map(function, rows[first : first + _GROUP])
 
 
 def _affinity() -> set[int]:

@@ -1,8 +1,6 @@
 """Fingerprints of images, and the search for nearly identical ones in linear time."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageSource
 from detlite.files.errors import DataError
 from detlite.files.progress import progress_bar
+from detlite.threads import in_threads
 
 _MAX_BITS = 3  # differing bits, of 64, between hashes of a rescaled or recompressed image
 _NOISE = 2.0  # of 255: smaller differences of neighbors, as in a dark background, set no bit
@@ -25,7 +24,7 @@ _LUMINANCE = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # as in gray co
 _SIDE = 16  # pixels of a thumbnail
 _READ_SIZE = (64, 64)  # to which a JPEG may be reduced
 _WINDOW = 32  # images that each one is compared with in an order of hashes
-_GROUP = 4096  # images that are read, or pairs that are compared, in one pass
+_GROUP = 4096  # pairs that are compared in one pass
 _BIT_COUNTS = np.array([n.bit_count() for n in range(1 << 16)], np.uint8)
 
 # Arrays [N] of this type are fingerprints of images; `known` is False for unreadable ones.
@@ -58,14 +57,6 @@ def read_fingerprints(sources: Sequence[ImageSource], options: ImageOptions) -> 
     for number, row in enumerate(progress_bar(rows, "comparing images", len(sources))):
         found[number] = row
     return found
-
-
-def in_threads(function: Any, rows: Sequence[Any], threads: int | None = None) -> Iterator[Any]:
-    """Yield the results of a function for all rows; few of them wait in memory."""
-    remaining = iter(rows)
-    with ThreadPoolExecutor(threads) as pool:
-        while group := list(islice(remaining, _GROUP)):
-            yield from pool.map(function, group)
 
 
 def connect(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:

@@ -40,8 +40,9 @@ from detlite.data.locations import Location, local_copy
 from detlite.files.errors import DataError, RemoteError
 from detlite.files.progress import progress_bar
 from detlite.structures.categories import CategoryMatch
+from detlite.threads import in_threads
 
-from .fingerprints import FINGERPRINT, fingerprint, in_threads
+from .fingerprints import FINGERPRINT, fingerprint
 from .inspection_report import Defect, Inspection, Row
 
 _OPTIONS = DatasetOptions(train=True, background=True)

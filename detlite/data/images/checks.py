@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from detlite.data.locations import location_id
 from detlite.files import cache
 from detlite.files.errors import RemoteError
 from detlite.files.progress import progress_bar
+from detlite.threads import in_threads
 
 from .pixels import ImageOptions, upright_size
 from .reading import check_image
@@ -25,7 +25,6 @@ _UPRIGHT = (
     "MODEL.CONVENTION_OVERRIDE [exif_orientation=False]."
 )
 _VERSION = 4  # increase it with every change of the results of `check_image` or of the notes
-_GROUP = 4096  # images that are passed to the threads together
 
 
 def check_images(
@@ -94,12 +93,7 @@ def _check(
         is_turned = is_local and orientation != 1 and upright_size(size, orientation) == size
         return (f"{where}: orientation {orientation}", False) if is_turned else None
 
-    bar = progress_bar(total=len(numbers), desc=f"checking images in {folder}", unit=" images")
     # Threads, because a network disk mostly waits.
-    with bar, ThreadPoolExecutor(8 if is_local else 32) as pool:
-        for first in range(0, len(numbers), _GROUP):
-            group = numbers[first : first + _GROUP].tolist()
-            for number, result in zip(group, pool.map(check, group), strict=True):
-                bar.update()
-                if result:
-                    yield number, result
+    results = in_threads(check, numbers.tolist(), 8 if is_local else 32)
+    bar = progress_bar(results, f"checking images in {folder}", len(numbers), unit=" images")
+    yield from ((n, result) for n, result in zip(numbers.tolist(), bar, strict=True) if result)
