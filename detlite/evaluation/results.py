@@ -49,15 +49,57 @@ class Results:
 
     @classmethod
     def from_coco(
-        cls, rows: Sequence[Mapping[str, Any]], iou_types: Sequence[str] = ("bbox",)
+        cls,
+        source: Path | Sequence[Mapping[str, Any]],
+        iou_types: Sequence[str] = ("bbox",),
+        images: Ids | None = None,
+        categories: Ids | None = None,
     ) -> Results:
-        """Convert the entries of a COCO results file; DataError if one is invalid.
+        """Read a COCO results file or its entries.
 
         Entries are dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
         segmentation (RLE) or keypoints [x1, y1, v1, ...]; other fields are ignored. Arrays are
         read like lists.
+
+        Args:
+            source: the file, or a list of entries.
+            iou_types: the fields to read.
+            images, categories: the ids of the ground truth, which may be written as texts; None:
+                the entries have integers.
+
+        Raises:
+            DataError: names the first entry that is not in COCO's results format.
         """
-        return load_results(rows, iou_types)
+        entries = _read_entries(source, iou_types)
+        image_ids = _read_ids(entries, "image_id", images)
+        category_ids = _read_ids(entries, "category_id", categories)
+        scores = np.fromiter((entry.score for entry in entries), np.float64, len(entries))
+        boxes = masks = keypoints = None
+        if "segm" in iou_types:
+            rles = [entry.segmentation for entry in entries]
+            sizes = np.array([rle.size for rle in rles], np.int64).reshape(-1, 2)
+            masks = EncodedMasks(*join_strings([rle.counts for rle in rles]), sizes)
+            without = [n for n, entry in enumerate(entries) if entry.bbox is None]
+            if "bbox" in iou_types and without:
+                check_masks(masks)
+                for n in without:
+                    entries[n].bbox = rle_codec.toBbox(next(masks.rles(n, n + 1))).tolist()
+        if "bbox" in iou_types:
+            # Converts tuples twice as fast as np.array.
+            found = chain.from_iterable(entry.bbox for entry in entries)
+            boxes = np.fromiter(found, np.float64, 4 * len(entries)).reshape(-1, 4)
+        if "keypoints" in iou_types:
+            count = len(entries[0].keypoints) // 3 if entries else 0
+            for n, entry in enumerate(entries):
+                if len(entry.keypoints) != 3 * count:
+                    points = short_repr(entry.keypoints)
+                    raise DataError(
+                        f"result {n}: keypoints is {points}, not {3 * count} numbers, three for "
+                        "each keypoint"
+                    )
+            rows = np.array([entry.keypoints for entry in entries], np.float64)
+            keypoints = rows.reshape(len(entries), count, 3)
+        return cls(image_ids, category_ids, scores, boxes, masks, keypoints)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -111,55 +153,6 @@ def _entry_type(iou_types: Sequence[str], id_type: Any) -> type[Any]:
     if "keypoints" in iou_types:
         fields.insert(3, ("keypoints", list[float]))
     return msgspec.defstruct("Entry", fields, gc=False)
-
-
-def load_results(
-    source: Path | Sequence[Mapping[str, Any]],
-    iou_types: Sequence[str],
-    images: Ids | None = None,
-    categories: Ids | None = None,
-) -> Results:
-    """Read a COCO results file or its entries, see `Results.from_coco`.
-
-    Args:
-        source: the file, or a list of entries.
-        iou_types: the fields to read.
-        images, categories: the ids of the ground truth, which may be written as texts; None: the
-            entries have integers.
-
-    Raises:
-        DataError: names the first entry that is not in COCO's results format.
-    """
-    entries = _read_entries(source, iou_types)
-    image_ids = _read_ids(entries, "image_id", images)
-    category_ids = _read_ids(entries, "category_id", categories)
-    scores = np.fromiter((entry.score for entry in entries), np.float64, len(entries))
-    boxes = masks = keypoints = None
-    if "segm" in iou_types:
-        rles = [entry.segmentation for entry in entries]
-        sizes = np.array([rle.size for rle in rles], np.int64).reshape(-1, 2)
-        masks = EncodedMasks(*join_strings([rle.counts for rle in rles]), sizes)
-        without = [n for n, entry in enumerate(entries) if entry.bbox is None]
-        if "bbox" in iou_types and without:
-            check_masks(masks)
-            for n in without:
-                entries[n].bbox = rle_codec.toBbox(next(masks.rles(n, n + 1))).tolist()
-    if "bbox" in iou_types:
-        # Converts tuples twice as fast as np.array.
-        found = chain.from_iterable(entry.bbox for entry in entries)
-        boxes = np.fromiter(found, np.float64, 4 * len(entries)).reshape(-1, 4)
-    if "keypoints" in iou_types:
-        count = len(entries[0].keypoints) // 3 if entries else 0
-        for n, entry in enumerate(entries):
-            if len(entry.keypoints) != 3 * count:
-                points = short_repr(entry.keypoints)
-                raise DataError(
-                    f"result {n}: keypoints is {points}, not {3 * count} numbers, three for each "
-                    "keypoint"
-                )
-        rows = np.array([entry.keypoints for entry in entries], np.float64)
-        keypoints = rows.reshape(len(entries), count, 3)
-    return Results(image_ids, category_ids, scores, boxes, masks, keypoints)
 
 
 @without_gc()

@@ -14,7 +14,7 @@ from detlite.data.datasets.ground_truth import NOT_EVALUATED
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
 
-from .results import IOU_TYPES, Results, check_masks, first_true, in_range, load_results
+from .results import IOU_TYPES, Results, check_masks, first_true, in_range
 from .truth import image_sizes, most_overlapped, read_objects
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ def read_results(
     images = [*truth.dataset.get(NOT_EVALUATED, []), *truth.imgs.values()]
     ids = Ids.of_entries(images), Ids.of_entries(truth.cats.values())
     try:
-        results = load_results(Path(source) if isinstance(source, str) else source, kinds, *ids)
+        source = Path(source) if isinstance(source, str) else source
+        results = Results.from_coco(source, kinds, *ids)
         check_results(results, truth, kinds)
         _check_values(results)
         results = _of_evaluated(results, truth, name)

@@ -1,13 +1,10 @@
 """Build the detector of an evaluation or prediction: optimized, augmented and tiled."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from detlite.config import ConfigError
-from detlite.modeling.compilation import compile_parts
+from detlite.modeling.compilation import compile_parts, shallow_copy
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 
@@ -70,18 +67,12 @@ def _with_score_thresh(model: DetectionModel, score_thresh: float) -> DetectionM
             "MODEL.RETINANET.INFERENCE_TH)"
         )
     # Copy only the modules on the path to the threshold, and share everything else.
-    changed: Any = _shallow_copy(model)
+    changed: Any = shallow_copy(model)
     if _threshold_owner(model) is not model:
-        changed.roi_heads = _shallow_copy(model.get_submodule("roi_heads"))
-        changed.roi_heads.box = _shallow_copy(model.get_submodule("roi_heads.box"))
+        changed.roi_heads = shallow_copy(model.get_submodule("roi_heads"))
+        changed.roi_heads.box = shallow_copy(model.get_submodule("roi_heads.box"))
     _threshold_owner(changed).score_thresh = score_thresh
     return changed
-
-
-def _shallow_copy(module: nn.Module) -> nn.Module:
-    copied = copy.copy(module)
-    copied._modules = dict(module._modules)
-    return copied
 
 
 def model_score_thresh(model: DetectionModel) -> float | None:

@@ -170,10 +170,16 @@ class _CompiledPart(nn.Module):
 M = TypeVar("M", bound=nn.Module)
 
 
-def _with_compiled(module: M, names: Sequence[str], backend: str) -> M:
-    """Copy the modules that contain parts, which are compiled, and share everything else."""
+def shallow_copy(module: M) -> M:
+    """Return a copy that has the same children, which can be replaced in the copy only."""
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
+    return copied
+
+
+def _with_compiled(module: M, names: Sequence[str], backend: str) -> M:
+    """Copy the modules that contain parts, which are compiled, and share everything else."""
+    copied = shallow_copy(module)
     for name, child in module._modules.items():
         if name in names and child is not None:
             copied._modules[name] = _CompiledPart(child, name, backend)

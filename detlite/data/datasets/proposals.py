@@ -67,10 +67,7 @@ def load_proposals(
         order of the scores.
     """
     pickled = (name or path.name).endswith(".pkl")
-    try:
-        box_format, by_image = _read_pickle(path) if pickled else _read_results(path)
-    except OSError as error:
-        raise DataError(f"{path}: proposals cannot be read ({error.strerror})") from error
+    box_format, by_image = _read_pickle(path) if pickled else _read_results(path)
     ids = ids or Ids(image_ids)
     by_image = {ids.number(written): found for written, found in by_image.items()}
     missing = [image_id for image_id in image_ids if image_id not in by_image]
@@ -98,8 +95,8 @@ def load_proposals(
 def _read_pickle(path: Path) -> tuple[str, _Proposals]:
     try:
         content = read_pickle(path)
-    except OSError:
-        raise
+    except OSError as error:
+        raise DataError(f"{path}: proposals cannot be read ({error.strerror})") from error
     except RefusedPickleError as error:
         raise DataError(
             f"{path}: contains a pickled {error}; only arrays, numbers and lists are allowed"

@@ -151,7 +151,8 @@ def open_image(source: ImageSource, max_pixels: int, for_page: bool = False) -> 
     name = f"{source}: "
     try:
         keeps = for_page and isinstance(source, str | Path)
-        with (_open_kept if keeps else _open_once)(source, max_pixels) as image:
+        opened = _open_kept(source, max_pixels) if keeps else closing(_open(source, max_pixels))
+        with opened as image:
             image.check_pixel_count(*image.size)
             yield image
     except RemoteError:
@@ -165,10 +166,6 @@ def open_image(source: ImageSource, max_pixels: int, for_page: bool = False) -> 
     except DECODE_ERRORS as error:
         problem = f"{name}the image is damaged or truncated ({short_reason(error)})"
         raise DataError(problem) from error
-
-
-def _open_once(source: ImageSource, max_pixels: int) -> closing[OpenImage]:
-    return closing(_open(source, max_pixels))
 
 
 @contextmanager
