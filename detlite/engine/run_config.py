@@ -122,20 +122,14 @@ def resolve_frozen_norms(cfg: CfgNode, resumed: Mapping[str, Any] | None = None)
     choice of a `resumed` config, whose keys are given, is kept with any number of processes.
     """
     limit = cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW
-    stored = resumed if resumed and limit > 0 else {}
-    cfg = cfg.clone()
-    cfg.defrost()
-    resnets, freeze = cfg.MODEL.RESNETS, False
-    in_all = cfg.SOLVER.IMS_PER_BATCH // cfg.SOLVER.ACCUMULATION_STEPS
+    norm, in_all = cfg.MODEL.RESNETS.NORM, cfg.SOLVER.IMS_PER_BATCH // cfg.SOLVER.ACCUMULATION_STEPS
     images = {"BN": in_all // world_size(), "SyncBN": in_all}
-    if stored:
-        resnets.NORM = stored.get("MODEL.RESNETS.NORM", resnets.NORM)
-    elif images.get(resnets.NORM, limit) < limit:
-        resnets.NORM, freeze = "FrozenBN", True
-    cfg.freeze()
-    if freeze:
+    if resumed and limit > 0:
+        norm = resumed.get("MODEL.RESNETS.NORM", norm)
+    elif images.get(norm, limit) < limit:
+        norm = "FrozenBN"
         logger.info(
             "the backbone's batch norm is frozen: it would see fewer images per forward pass than "
             "MODEL.BACKBONE.FREEZE_NORM_BELOW (%d)", limit,
         )  # fmt: skip
-    return cfg
+    return changed(cfg, {"MODEL.RESNETS.NORM": norm})

@@ -41,11 +41,8 @@ def _head_problems(cfg: CfgNode) -> Iterator[str]:
 
 def _cascade_problems(cfg: CfgNode) -> Iterator[str]:
     model, heads, key = cfg.MODEL, cfg.MODEL.ROI_HEADS, "MODEL.ROI_HEADS.CASCADE_IOUS"
-    ious, weights, passes = (
-        heads.CASCADE_IOUS,
-        heads.CASCADE_BBOX_REG_WEIGHTS,
-        "ROI_BOX_HEAD.PASSES",
-    )
+    ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
+    passes = "ROI_BOX_HEAD.PASSES"
     stages = key if ious else f"MODEL.{passes} above 1" if model.ROI_BOX_HEAD.PASSES > 1 else ""
     for name, on in (("MASK", model.MASK_ON), ("KEYPOINT", model.KEYPOINT_ON)):
         # The features of a box head with several stages pass scaled gradients to the backbone.
