@@ -54,9 +54,9 @@ def _backbone_part(model: Any) -> ExportablePart:
         return _child_part(model, "backbone", "backbone")
 
     def replace(module: nn.Module) -> None:
-        model.backbone = _PooledTop(module)
+        model.backbone = _Call(_with_top, module)
 
-    return ExportablePart("backbone.dense", _AllButLast(model.backbone), replace)
+    return ExportablePart("backbone.dense", _Call(_all_but_last, model.backbone), replace)
 
 
 def _head_parts(heads: Any) -> list[ExportablePart]:
@@ -84,23 +84,12 @@ def _parts_of_head(head: Any, name: str, separate: bool) -> list[ExportablePart]
         replace_embedding(nn.Identity())
         predictor.replace(module)
 
-    embedding = _Embedding(extractor)
+    embedding = _Call(type(extractor).embed, extractor)  # of pooled RoIs [R, C, S, S]
     if separate:
         path = f"{name}.feature_extractor.embedding"
         return [ExportablePart(path, embedding, replace_embedding), predictor]
     both = nn.Sequential(embedding, predictor.module)
     return [ExportablePart(predictor.name, both, replace_both)]
-
-
-class _Embedding(nn.Module):
-    """Computes the features of pooled RoIs [R, C, S, S]."""
-
-    def __init__(self, extractor: Extractor) -> None:
-        super().__init__()
-        self.extractor = extractor
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        return self.extractor.embed(pooled)
 
 
 class _SplitExtractor(Extractor):
@@ -117,27 +106,25 @@ class _SplitExtractor(Extractor):
         return self.embedding(pooled)
 
 
-class _AllButLast(nn.Module):
-    """A backbone without its coarsest level."""
+class _Call(nn.Module):
+    """A function of a module and its input, as a module."""
 
-    def __init__(self, backbone: nn.Module) -> None:
+    def __init__(self, function: Callable[..., Any], dense: nn.Module) -> None:
         super().__init__()
-        self.backbone = backbone
+        self.function, self.dense = function, dense
 
-    def forward(self, pixels: Tensor) -> list[Tensor]:
-        return self.backbone(pixels)[:-1]
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.dense, x)
 
 
-class _PooledTop(nn.Module):
-    """Adds the coarsest level, P6 of an FPN, to the levels of a backbone part.
+def _all_but_last(backbone: nn.Module, pixels: Tensor) -> list[Tensor]:
+    return backbone(pixels)[:-1]
+
+
+def _with_top(dense: nn.Module, pixels: Tensor) -> list[Tensor]:
+    """Add the coarsest level, P6 of an FPN, to the levels of a backbone part.
 
     Inside an int8 graph, OpenVINO 2026.4 returns this level at a wrong scale.
     """
-
-    def __init__(self, dense: nn.Module) -> None:
-        super().__init__()
-        self.dense = dense
-
-    def forward(self, pixels: Tensor) -> list[Tensor]:
-        levels = self.dense(pixels)
-        return [*levels, F.max_pool2d(levels[-1], 1, 2)]
+    levels = dense(pixels)
+    return [*levels, F.max_pool2d(levels[-1], 1, 2)]
