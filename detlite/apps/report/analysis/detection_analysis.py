@@ -11,8 +11,7 @@ from detlite.evaluation.results import Results
 from detlite.evaluation.results_file import check_results
 
 from .bootstrap import BootstrapMetrics, MatchedDetections
-from .cross_category import CrossCategoryMatches, confusion_matrix
-from .error_types import DetectionErrors
+from .error_types import CrossCategoryMatches, DetectionErrors, confusion_matrix
 
 
 class Calibration:
