@@ -45,7 +45,7 @@ def init(args: Namespace) -> int:
     chooses the batch and the image size accordingly. With --weights, the config trains the model of
     that checkpoint. docs/formats.md lists the formats and the rules."""
     from detlite.apps.autoconfig.init_config import init_config
-    from detlite.apps.dataset_formats import convert
+    from detlite.apps.dataset_formats import Conversion, convert
     from detlite.config import ConfigError, load_config
     from detlite.data.findings import summary
     from detlite.data.images.pixels import build_image_options
@@ -62,7 +62,8 @@ def init(args: Namespace) -> int:
     if unused := unused + [key for key in args.overrides[::2] if key not in _KEYS_OF_COCO]:
         raise ConfigError(f"{unused[0]} has no effect on --coco, which only converts --data")
     upright = build_image_options(load_config(None, args.overrides)).exif_orientation
-    files, findings = convert(args.data, args.coco, args.masks, args.skip_bad, upright)
+    conversion = Conversion(args.masks, args.skip_bad, upright)
+    files, findings = convert(args.data, args.coco, conversion)
     for file in files:
         _log(f"wrote {file}")
     _log(summary({str(args.data): findings}))

@@ -6,5 +6,6 @@ line.
 """
 
 from .find_annotations import Source, convert, find_sets
+from .labeled_dataset import Conversion
 
-__all__ = ["Source", "convert", "find_sets"]
+__all__ = ["Conversion", "Source", "convert", "find_sets"]

@@ -133,18 +133,13 @@ def find_sets(
 
 
 def convert(
-    data: Path,
-    file: Path,
-    masks: str | None = None,
-    skip_bad: bool = False,
-    upright: bool = True,
+    data: Path, file: Path, conversion: Conversion | None = None
 ) -> tuple[list[Path], Findings]:
     """Convert a file or folder of another format to COCO json; return the files and findings.
 
     A dataset that is already split becomes two: `<name>_train.json` and `<name>_val.json`.
-    See `Conversion` for masks, skip_bad and upright.
     """
-    _, datasets = read_folder(data.absolute(), Conversion(masks, skip_bad, upright))
+    _, datasets = read_folder(data.absolute(), conversion)
     outputs = []
     for split, dataset in datasets.items():
         outputs.append(file.with_stem(f"{file.stem}_{split}") if len(datasets) > 1 else file)
