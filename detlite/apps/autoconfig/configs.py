@@ -47,9 +47,7 @@ def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
 
 
 def derive_config(
-    opts: Sequence[Any],
-    weights: str | Path | None,
-    progress: Progress = _logger.info,
+    opts: Sequence[Any], weights: str | Path | None, progress: Progress = _logger.info
 ) -> Derived:
     """Derive the config of a run without a config file; every process calls it.
 

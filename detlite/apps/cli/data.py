@@ -7,8 +7,7 @@ from pathlib import Path
 from .options import DATA_OPTIONS, FONT, OVERRIDES, command, option, weights
 
 _MAX_MINUTES = 525_600  # a year
-_NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class",
-                  "group_by")  # fmt: skip
+_NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class", "group_by")
 _KEYS_OF_COCO = ("MODEL.CONVENTION", "MODEL.CONVENTION_OVERRIDE")  # whether images are upright
 
 

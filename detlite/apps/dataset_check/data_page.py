@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 
 from detlite.apps.drawing.detections import Color, category_color
-from detlite.apps.drawing.html_page import (
-    Mark,
-    crop_window,
-    draw_window,
-    join_images,
-    jpeg,
-    render,
-)
+from detlite.apps.drawing.html_page import Mark, crop_window, draw_window, join_images, jpeg, render
 from detlite.data.images.reading import read_image
 from detlite.files.errors import DataError
 

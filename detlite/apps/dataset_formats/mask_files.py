@@ -26,13 +26,7 @@ from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 
 from .file_tree import SPLITS, FileTree, read_lines
-from .label_images import (
-    LabelImage,
-    distinct_values,
-    label_pieces,
-    read_label_image,
-    value_name,
-)
+from .label_images import LabelImage, distinct_values, label_pieces, read_label_image, value_name
 from .labeled_dataset import (
     AS_BACKGROUND,
     WITH_IMAGE,

@@ -16,13 +16,7 @@ from pycocotools import mask as rle_codec
 
 from detlite.data.annotations.ids import parse_number
 from detlite.data.datasets.builtin_entries import VOC_CATEGORIES
-from detlite.data.datasets.catalog import (
-    DATASETS,
-    Entry,
-    check_fields,
-    converted_file,
-    require,
-)
+from detlite.data.datasets.catalog import DATASETS, Entry, check_fields, converted_file, require
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 from detlite.structures.masks.rle import tight_bounds

@@ -36,9 +36,7 @@ from .openvino import to_openvino
 # probabilities.
 TOLERANCE = {"boxes": 0.05, "scores": 1e-3, "masks": 1e-2}
 # Field of `Difference` -> field of `Detections`.
-_COMPARED = {
-    "boxes": "boxes", "scores": "scores", "masks": "mask_probs", "keypoints": "keypoints",
-}  # fmt: skip
+_COMPARED = {"boxes": "boxes", "scores": "scores", "masks": "mask_probs", "keypoints": "keypoints"}
 _MATCH_DISTANCE = 1.0  # maximum difference of matched boxes in pixels
 _MARGIN = 0.01  # distance of a score from the threshold below which rounding decides
 _MAX_AP_LOSS = 0.005  # AP from 0 to 1

@@ -129,11 +129,7 @@ def read_run(folder: Path, name: str, opts: Sequence[Any] = ()) -> Run:
 
 
 def read_detections(
-    file: Path,
-    name: str,
-    truth: Path,
-    images: Path | None,
-    opts: Sequence[Any] = (),
+    file: Path, name: str, truth: Path, images: Path | None, opts: Sequence[Any] = ()
 ) -> Run:
     """Read detections of any framework, in COCO's format, on a ground truth in COCO's format.
 

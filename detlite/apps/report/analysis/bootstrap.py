@@ -15,12 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from detlite.evaluation.coco import MatchedResults, positives
-from detlite.evaluation.engine import (
-    IGNORED,
-    RECALL_THRESHOLDS,
-    TRUE_POSITIVE,
-    read_outcomes,
-)
+from detlite.evaluation.engine import IGNORED, RECALL_THRESHOLDS, TRUE_POSITIVE, read_outcomes
 from detlite.evaluation.results import Results
 from detlite.evaluation.truth import numbers_of
 
@@ -161,11 +156,7 @@ def _basic_interval(value: float | None, sampled: np.ndarray) -> Interval | None
 
 
 def _average_precision(
-    drawn: Tensor,
-    images: np.ndarray,
-    outcomes: np.ndarray,
-    hits: np.ndarray,
-    positives: np.ndarray,
+    drawn: Tensor, images: np.ndarray, outcomes: np.ndarray, hits: np.ndarray, positives: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return AP and recall float [B, T] of one category.
 
