@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from detlite.errors import ConfigError, one_line
@@ -106,6 +107,7 @@ class _CompiledFunction:
         """
         from torch._dynamo import config
         from torch._dynamo.utils import counters  # loads the compiler
+        from torch.compiler import config as compiler_config
         from torch.fx.experimental import _config
 
         if self._is_first:
@@ -115,7 +117,10 @@ class _CompiledFunction:
         # Lengths that are equal in the first batch may differ in the next one. torch counts the
         # compilations of all modules with the same code together.
         varying = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-        with explain_compiler_errors(), varying, config.patch(recompile_limit=64):
+        rows = compiler_config.patch(  # type: ignore[attr-defined]
+            dynamic_sources="L['rows']"  # of `head_losses`
+        )
+        with explain_compiler_errors(), varying, rows, config.patch(recompile_limit=64):
             result = self._compiled(*arguments)
         if counters["stats"]["unique_graphs"] > graphs:  # the first time, or for other inputs
             logger.info("compiled %s in %.0f s", self._label, time.perf_counter() - start)
@@ -136,8 +141,7 @@ class _CompiledMethod(_CompiledFunction):
     def __call__(self, *arguments: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.function(*arguments)
-        _mark_varying_lengths(arguments)
-        return super().__call__(*arguments)
+        return super().__call__(*map(_with_varying_lengths, arguments))
 
 
 class _CompiledPart(nn.Module):
@@ -188,26 +192,39 @@ def _with_compiled(module: M, names: Sequence[str], backend: str) -> M:
     return copied
 
 
-def _mark_varying_lengths(arguments: Any) -> None:
-    """Mark the lengths in the arguments of a part of the losses that differ between batches.
+def _with_varying_lengths(argument: Any) -> Any:
+    """Mark the lengths in an argument of a part of the losses that differ between batches.
 
     Without these marks, torch compiles for the lengths of the first batch, and once more when
-    others follow.
+    others follow. It also compiles for lengths of 0 and 1 and for missing fields separately, so
+    ground truth is returned with at least two regions and values of masks.
     """
-    for argument in arguments:
-        if isinstance(argument, Images):
-            _mark(argument.pixels, 2, 3)
-        elif isinstance(argument, list):  # feature maps
-            for level in argument:
-                _mark(level, 2, 3)
-        elif isinstance(argument, GroundTruth):
-            for tensor in argument.masks.tensors() if argument.masks else ():
+    if isinstance(argument, Images):
+        _mark(argument.pixels, 2, 3)
+    elif isinstance(argument, list):  # feature maps
+        for level in argument:
+            _mark(level, 2, 3)
+    elif isinstance(argument, GroundTruth):
+        ignored, masks = argument.ignored, argument.masks
+        ignored = argument.boxes[:, :0] if ignored is None else ignored
+        argument = replace(argument, ignored=_pad(ignored, 1), masks=None)
+        for field in pytree.tree_leaves(argument):
+            _mark(field, 1)
+        if masks:
+            masks = replace(masks, values=_pad(masks.values, 0), pieces=_pad(masks.pieces, 0))
+            for tensor in masks.tensors():
                 _mark(tensor, 0)
-            for field in pytree.tree_leaves(replace(argument, masks=None)):
-                _mark(field, 1)
-        elif isinstance(argument, Proposals):
-            for field in pytree.tree_leaves(argument):
-                _mark(field, 1)
+            argument = replace(argument, masks=masks)
+    elif isinstance(argument, Proposals):
+        for field in pytree.tree_leaves(argument):
+            _mark(field, 1)
+    return argument
+
+
+def _pad(tensor: Tensor, dimension: int) -> Tensor:
+    """Append zeros to a dimension until its length is 2."""
+    missing = max(0, 2 - tensor.shape[dimension])
+    return F.pad(tensor, (0, 0) * (tensor.ndim - 1 - dimension) + (0, missing))
 
 
 def _mark(tensor: Tensor | None, *dimensions: int) -> None:

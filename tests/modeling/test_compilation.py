@@ -87,11 +87,14 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def map_options(settings: dict[str, Any]) -> list[Any]:
+    return [item for pair in settings.items() for item in pair]
+
+
 def shallow_model(case: str) -> DetectionModel:
     """Build a model with one block per stage."""
     name, settings = _CASES[case]
-    opts = [item for pair in settings.items() for item in pair]
-    model = build_model(family_config(name, tiny_config, *opts, *ALL_SCORES))
+    model = build_model(family_config(name, tiny_config, *map_options(settings), *ALL_SCORES))
     for stage in model.backbone.body.children():
         if isinstance(stage, nn.Sequential):
             del stage[1:]
@@ -112,14 +115,19 @@ def test_compiled_steps_equal_eager_ones(make_batch, case):
 
 
 @pytest.mark.slow
-def test_one_compilation_is_for_images_of_all_sizes(make_batch):
-    model = build_model(family_config("proposals", tiny_config)).train()
-    compile_losses(model, "eager")
+def test_one_compilation_is_for_all_batches(make_batch):
+    """Images of other sizes, other numbers of objects and ignored regions, none of them."""
+    model = build_model(family_config("keypoint", tiny_config, *map_options(_ONE_MAP))).train()
+    compile_losses(optimize_for_training(model), "eager")
     torch._dynamo.utils.counters.clear()
-    for counts in ((2, 1), (0, 3), (4, 4)):
+    for k, (counts, regions) in enumerate([((2, 1), 0), ((0, 0), 1), ((4, 4), 2), ((1, 7), 5)]):
         images, targets = make_batch(*counts)
-        model([image.repeat(1, 2, 1 + (counts[0] > 2)) for image in images], targets)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
+        images = [image.repeat(1, 2, 1 + k % 2) for image in images]
+        for image, target in zip(images, targets, strict=True):
+            target["masks"] = torch.ones(len(target["boxes"]), *image.shape[1:], dtype=torch.bool)
+            target["ignored_boxes"] = torch.tensor([[1.0, 2, 30, 40]]).repeat(regions, 1)
+        model(images, targets)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(model.training_parts())
 
 
 @pytest.mark.slow

@@ -262,6 +262,10 @@ def test_large_images_are_reduced_once(tmp_path, suffix, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("detlite.data.images.reading.read_image", None)
         assert torch.equal(reduced((75, 50)), small)
+    (cached,) = (tmp_path / "cache/reduced").glob("??/[0-9a-f]*[0-9a-f]")
+    for content in (b"", b"damaged", cached.read_bytes()[:-9]):
+        cached.write_bytes(content)
+        assert torch.equal(reduced((75, 50)), small)
     Image.fromarray(np.zeros((640, 480), np.uint8)).save(file)
     assert reduced((75, 50)).max() == 0
     with pytest.raises(DataError, match="is 480x640"):
