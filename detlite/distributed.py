@@ -57,7 +57,7 @@ def process_group(device: str) -> Iterator[None]:
     At the end, no model returned by `data_parallel` may be referenced, or gloo's threads stay
     alive: use it inside a function that the block calls.
     """
-    if not _started_by_torchrun():
+    if not {"WORLD_SIZE", "RANK"} <= os.environ.keys():
         limit_threads()
         yield
         return
@@ -92,10 +92,6 @@ def process_group(device: str) -> Iterator[None]:
         # gloo's threads release tensors known to Python. A thread that does so while Python shuts
         # down aborts the process; without references, the threads end here.
         gc.collect()
-
-
-def _started_by_torchrun() -> bool:
-    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
 def local_size() -> int:

@@ -108,7 +108,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     elif files:
         problems.append(f"{pointer} is missing")
     # The final checkpoint is older than the numbered ones if the run was extended.
-    newest = max(undamaged(files), key=_iteration, default=None)
+    newest = max(undamaged(files), key=lambda x: int(x.training.get("iteration", 0)), default=None)
     listed = "; ".join(dict.fromkeys(problems))
     if newest is not None:
         logger.warning("%s. Resuming from the newest undamaged checkpoint: %s", listed, newest.path)
@@ -118,10 +118,6 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
             f"remove {LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
         )
     return newest
-
-
-def _iteration(checkpoint: Checkpoint) -> int:
-    return int(checkpoint.training.get("iteration", 0))
 
 
 def resume_run(run: Trainer, checkpoint: Checkpoint) -> None:

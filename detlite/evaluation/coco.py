@@ -117,11 +117,9 @@ class PrecisionRecall:
         table = self.precision[..., self.measures.area(area)]
         return _mean(table[self.measures.at(iou)][..., categories])
 
-    def precision_curve(
-        self, iou: float | None = None, categories: Any = _ALL
-    ) -> np.ndarray | None:
+    def precision_curve(self, iou: float | None = None) -> np.ndarray | None:
         """Return precision float64 [R] at RECALL_THRESHOLDS, averaged as in `ap`."""
-        table = np.moveaxis(self.precision, 1, 0)[:, self.measures.at(iou)][..., categories, :]
+        table = np.moveaxis(self.precision, 1, 0)[:, self.measures.at(iou)]
         table = table[..., self.measures.area("all")].reshape(len(RECALL_THRESHOLDS), -1)
         known = table[:, table[0] > -1]
         return known.mean(axis=1) if known.size else None

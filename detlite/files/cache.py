@@ -44,13 +44,6 @@ def folder() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "detlite"
 
 
-def existing_folder() -> Path:
-    """Create and return the cache folder, or a folder of this process if caching is off."""
-    path = folder() or process_folder()
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def key(*parts: object) -> str:
     """Return 40 hexadecimal digits that identify `parts`, as the name of a file."""
     text = json.dumps([*map(str, parts)])

@@ -236,7 +236,7 @@ def _mark(tensor: Tensor | None, *dimensions: int) -> None:
 def compiler_works(device: torch.device, backend: str = "inductor") -> bool:
     """Compile a small function; return False, after a warning, if the compiler does not work."""
     try:
-        torch.compile(_increment, backend=backend)(torch.zeros(8, device=device))
+        torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(8, device=device))
     except Exception as error:  # the compiler, the linker, Triton or the driver may be missing
         logger.warning(
             "MODEL.COMPILE has no effect, because torch.compile does not work on %s here: %s",
@@ -244,10 +244,6 @@ def compiler_works(device: torch.device, backend: str = "inductor") -> bool:
         )  # fmt: skip
         return False
     return True
-
-
-def _increment(x: Tensor) -> Tensor:
-    return x + 1
 
 
 def _is_of_compiler(error: Exception) -> bool:

@@ -87,7 +87,7 @@ def assign_levels(boxes: Tensor, spatial_scales: Sequence[float]) -> Tensor:
         ValueError: a scale is not a positive number.
     """
     if len(spatial_scales) < 2:
-        return on_one_level(boxes)
+        return boxes.new_zeros(boxes.shape[:1], dtype=torch.int64)
     for scale in spatial_scales:
         if not 0 < scale < math.inf:
             raise ValueError(f"spatial_scales must be positive, got {scale}")
@@ -100,11 +100,6 @@ def assign_levels(boxes: Tensor, spatial_scales: Sequence[float]) -> Tensor:
     # Comparisons are exact where log2 rounds, and False where the size is NaN.
     coarser = [size >= 2.0 ** (level + finest - 4) for level in range(1, len(spatial_scales))]
     return torch.stack(coarser).sum(dim=0)
-
-
-def on_one_level(boxes: Tensor) -> Tensor:
-    """Return the levels `[K]` of boxes `[K, ...]` if there is only one map: all 0."""
-    return boxes.new_zeros(boxes.shape[:1], dtype=torch.int64)
 
 
 def as_pair(output_size: OutputSize) -> tuple[int, int]:

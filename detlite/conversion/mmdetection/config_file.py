@@ -138,11 +138,6 @@ def _dict(pairs: Iterable[tuple[Any, ast.expr]], names: Mapping[str, Any]) -> di
     return merged
 
 
-def _is_number(value: Any) -> bool:
-    """True for int and float, not for bool."""
-    return type(value) in (int, float)
-
-
 def _source(node: ast.AST) -> str:
     text = ast.unparse(node).splitlines()[0]
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -176,7 +171,7 @@ class ConfigSection:
         value = self.get(key)
         value = default if value is None else value
         numbers = list(value) if isinstance(value, (list, tuple)) else [value]
-        if not numbers or not all(map(_is_number, numbers)):
+        if not numbers or not {*map(type, numbers)} <= {int, float}:
             raise self._invalid(key, _REPR.repr(value), ", expected numbers")
         return numbers
 

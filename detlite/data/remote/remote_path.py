@@ -65,7 +65,8 @@ class RemotePath:
             DataError: the file does not exist, or there is no space for the copy.
         """
         try:
-            folder = cache.existing_folder()
+            folder = cache.folder() or cache.process_folder()
+            folder.mkdir(parents=True, exist_ok=True)
             with cache.exclusive_lock(folder / f"{cache.key('copy', self.url)}.lock"):
                 version = file_version(self.url)
                 copy = folder / f"{cache.key('copy', self.url, *astuple(version))}.copy"
