@@ -6,7 +6,6 @@ from pathlib import Path
 
 from .options import DATA_OPTIONS, FONT, OVERRIDES, command, option, weights
 
-_MAX_MINUTES = 525_600  # a year
 _NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class", "group_by")
 _KEYS_OF_COCO = ("MODEL.CONVENTION", "MODEL.CONVENTION_OVERRIDE")  # whether images are upright
 
@@ -49,10 +48,6 @@ def init(args: Namespace) -> int:
     from detlite.data.findings import summary
     from detlite.data.images.pixels import build_image_options
 
-    if args.minutes is not None and not 0 < args.minutes <= _MAX_MINUTES:
-        raise ConfigError(
-            f"--minutes {args.minutes:g}: must be above 0 and at most {_MAX_MINUTES}, a year"
-        )
     if args.coco is None:
         print(init_config(args, _log), end="")
         return 0
