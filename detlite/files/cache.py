@@ -147,6 +147,13 @@ class FileCache:
             self._store(path, content)
             return content
 
+    def forget(self, key: str) -> bool:
+        """Delete a cached file. Returns True if it was cached."""
+        with contextlib.suppress(OSError):
+            self._path(key).unlink()
+            return True
+        return False
+
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / key[2:]
 

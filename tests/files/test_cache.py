@@ -31,6 +31,9 @@ def test_files_are_fetched_once(cache):
         cache.read(KEYS[0], never)  # errors are not cached
     for fetch in (lambda: b"abcdef", never):
         assert cache.read(KEYS[0], fetch) == b"abcdef"
+    assert cache.forget(KEYS[0])
+    assert not cache.forget(KEYS[0])
+    assert cache.read(KEYS[0], lambda: b"new") == b"new"
 
 
 def test_recently_used_files_stay(cache):

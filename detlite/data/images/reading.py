@@ -1,6 +1,7 @@
 """Read images as uint8 tensors with the channels that a model expects, within limits."""
 
 from dataclasses import astuple
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from detlite.data.remote.remote_path import RemotePath
 from detlite.files import cache
 from detlite.files.errors import DataError, RemoteError
 
@@ -50,30 +52,16 @@ def read_image(
         RemoteError: it cannot be fetched.
     """
     source = ImageBytes(source) if isinstance(source, bytes) else source
-    with open_image(source, options.max_pixels, for_page=page is not None) as file:
-        count = len(file.pages)
-        as_channels = page is None and count > 1 and _pages_are_channels(file, options)
-        if page is None and count > 1 and not as_channels:
-            raise DataError(
-                f"the image has {count} pages, but must have one. Save each page as a separate "
-                "file (`detlite predict` reads them all), or train a model whose channels are the "
-                "pages, with as many values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD"
-            )
-        if page is not None and page >= count:
-            raise DataError(f"the image has no page {page + 1}, only {count}")
-        if min_size is not None and options.exif_orientation:
-            min_size = upright_size(min_size, file.orientation(header_only=True))
-        pixels = file.pixels(page or 0, min_size)
-        array = pixels.array
-        if as_channels:
-            array = np.concatenate([file.pixels(k).array for k in range(count)], axis=2)
-        # After decoding, because the EXIF data of a PNG may follow its pixels.
-        orientation = file.orientation() if options.exif_orientation else 1
-        stored = file.size if min_size is not None and min_size != file.size else array.shape[:2]
-        if size is not None and upright_size(stored, orientation) != size:
-            upright = options.exif_orientation
-            raise DataError(_size_problem(stored, file.orientation(), upright, size))
-    return pixels_to_tensor(Pixels(array, pixels.alpha), options, str(source), orientation)
+    read = partial(_read, source, size, options, page, min_size)
+    try:
+        return read()
+    except RemoteError:
+        raise
+    except DataError:
+        # A cached copy may be damaged, or outdated because the original was repaired.
+        if not isinstance(source, RemotePath) or not source.forget():
+            raise
+    return read()
 
 
 def check_image(
@@ -145,6 +133,39 @@ def image_size(path: Path, upright: bool = True) -> Size:
     """Return the (height, width) of an image from its header. Raises DataError."""
     with open_image(path, DEFAULT_OPTIONS.max_pixels) as file:
         return upright_size(file.size, file.orientation()) if upright else file.size
+
+
+def _read(
+    source: ImageSource,
+    size: Size | None,
+    options: ImageOptions,
+    page: int | None,
+    min_size: Size | None,
+) -> Tensor:
+    with open_image(source, options.max_pixels, for_page=page is not None) as file:
+        count = len(file.pages)
+        as_channels = page is None and count > 1 and _pages_are_channels(file, options)
+        if page is None and count > 1 and not as_channels:
+            raise DataError(
+                f"the image has {count} pages, but must have one. Save each page as a separate "
+                "file (`detlite predict` reads them all), or train a model whose channels are the "
+                "pages, with as many values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD"
+            )
+        if page is not None and page >= count:
+            raise DataError(f"the image has no page {page + 1}, only {count}")
+        if min_size is not None and options.exif_orientation:
+            min_size = upright_size(min_size, file.orientation(header_only=True))
+        pixels = file.pixels(page or 0, min_size)
+        array = pixels.array
+        if as_channels:
+            array = np.concatenate([file.pixels(k).array for k in range(count)], axis=2)
+        # After decoding, because the EXIF data of a PNG may follow its pixels.
+        orientation = file.orientation() if options.exif_orientation else 1
+        stored = file.size if min_size is not None and min_size != file.size else array.shape[:2]
+        if size is not None and upright_size(stored, orientation) != size:
+            upright = options.exif_orientation
+            raise DataError(_size_problem(stored, file.orientation(), upright, size))
+    return pixels_to_tensor(Pixels(array, pixels.alpha), options, str(source), orientation)
 
 
 def _pages_are_channels(file: OpenImage, options: ImageOptions) -> bool:

@@ -53,10 +53,19 @@ class RemotePath:
 
     def read_bytes(self) -> bytes:
         """Return the content, cached if possible. Raises the errors of `filesystem.read`."""
+        if files := self._cache():
+            return files.read(cache.key(self.url), lambda: read(self.url))
+        return read(self.url)
+
+    def forget(self) -> bool:
+        """Delete the cached copy. Returns True if there was one."""
+        files = self._cache()
+        return files is not None and files.forget(cache.key(self.url))
+
+    def _cache(self) -> cache.FileCache | None:
         container = self.url.split("::")[-1]
         local = "://" not in container or container.startswith(("file://", "local://"))
-        files = None if local else cache.file_cache("remote", self.cache_bytes)
-        return files.read(cache.key(self.url), lambda: read(self.url)) if files else read(self.url)
+        return None if local else cache.file_cache("remote", self.cache_bytes)
 
     def current_copy(self) -> Path:
         """Return a local copy of the current content, which stays in the cache.

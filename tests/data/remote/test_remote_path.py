@@ -149,6 +149,18 @@ def test_an_unreadable_image_is_an_error(remote, fault, tries, skip_bad):
     assert len(CocoDataset(annotations, images, DatasetOptions(skip_bad=skip_bad))) == 4
 
 
+def test_a_damaged_copy_of_an_image_is_fetched_again(remote, cache):
+    annotations, images, web = remote
+    dataset = CocoDataset(annotations, images)
+    before = dataset[0][0]
+    for copy in (cache / "remote").glob("??/" + "?" * 38):
+        data = bytearray(copy.read_bytes())
+        data[100:-20] = bytes(len(data) - 120)
+        copy.write_bytes(data)
+    assert torch.equal(dataset[0][0], before)
+    assert web.asked["/small/images/a.png"] == 2
+
+
 def test_messages_name_the_url(remote, tmp_path, content):
     annotations, images, web = remote
     with pytest.raises(DataError, match=rf"{web.url}/none.json: the file does not exist"):
