@@ -167,8 +167,8 @@ class DetectionErrors:
         self.ap: float = found["ap_base"]
         gains = (found["delta_ap"][key] for key in _KEYS)
         self.gains: dict[str, float] = dict(zip(ERROR_TYPES, gains, strict=True))
-        numbers = [*np.bincount(self.types[self.types >= 0], minlength=5), found["counts"]["Miss"]]
-        self.counts = dict(zip(ERROR_TYPES, numbers, strict=True))
+        numbers = np.bincount(self.types[self.types >= 0], minlength=5).tolist()
+        self.counts = dict(zip(ERROR_TYPES, [*numbers, found["counts"]["Miss"]], strict=True))
 
 
 def confusion_matrix(matches: CrossCategoryMatches, min_score: float) -> np.ndarray:
