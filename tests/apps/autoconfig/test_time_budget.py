@@ -59,6 +59,7 @@ def test_the_largest_candidate_that_is_fast_enough_is_chosen(facts, seconds, exp
     assert messages[0] == "timing training steps on this machine, for about 60 seconds"
     choices = {one.key: one for one in choose(fitted, {})}
     assert choices["SOLVER.IMS_PER_BATCH"].value == (1 if fitted.single_images else 4)
+    assert choices["MODEL.ROI_BOX_HEAD.PASSES"].value == (1 if fitted.single_images else 2)
     assert choices["SOLVER.MAX_MINUTES"].value == 15
     assert "SOLVER.MAX_ITER" not in choices
     steps = int(900 / fitted.step_seconds)
