@@ -53,10 +53,7 @@ def convert(args: Namespace) -> int:
             f"--from ({', '.join(SOURCES)})"
         )
     opts = [*args.overrides, "MODEL.DEVICE", "cpu"]
-    if not (args.config or checkpoint.config):  # a classifier or an FBNet
-        if args.overrides:
-            raise ConfigError(f"{args.weights}: {args.overrides[0]} needs a --config to override")
-    else:
+    if args.config or checkpoint.config:
         if args.config:
             cfg = apply_convention(load_config(args.config, opts), checkpoint)
         else:
@@ -66,6 +63,8 @@ def convert(args: Namespace) -> int:
         if args.config or args.overrides:
             checkpoint = replace(checkpoint, config=cfg.dump())
         checkpoint = replace(checkpoint, override=list(cfg.MODEL.CONVENTION_OVERRIDE))
+    elif args.overrides:  # of a classifier or an FBNet
+        raise ConfigError(f"{args.weights}: {args.overrides[0]} needs a --config to override")
     files.save_checkpoint(replace(checkpoint, path=args.output), last=False)
     print(f"{args.output}: {len(checkpoint.model)} entries")
     return 0

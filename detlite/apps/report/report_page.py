@@ -14,6 +14,7 @@ from detlite.evaluation.engine import RECALL_THRESHOLDS
 from . import charts
 from .analysis.bootstrap import compare, interval
 from .analysis.detection_analysis import DetectionAnalysis
+from .analysis.error_types import DetectionErrors, confusion_matrix
 from .error_gallery import ErrorGallery
 from .run_table import run_table
 from .runs import TITLES, Run, RunAnalysis, analyze_run
@@ -141,8 +142,8 @@ def _metric_section(prefix: str, kind: str, analyses: Analyses) -> TemplateData:
         "curves": _curves(title, analyses),
         "categories": _categories(analyses),
         "errors": {run: result.errors for run, result in analyses.items() if result.errors},
-        "confusion": [_confusion(run, result) for run, result in analyses.items()
-                      if result.confusion is not None and len(result.names) > 1],
+        "confusion": [_confusion(run, result, result.errors) for run, result in analyses.items()
+                      if result.errors and len(result.names) > 1],
         "calibration": _calibration(title, analyses),
     }  # fmt: skip
 
@@ -198,10 +199,10 @@ def _calibration(title: str, analyses: Analyses) -> str:
     )  # fmt: skip
 
 
-def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:
-    """Return the confusion matrix of the most confused categories."""
-    assert analysis.confusion is not None
-    matrix, names = analysis.confusion, analysis.names
+def _confusion(run: str, analysis: DetectionAnalysis, errors: DetectionErrors) -> TemplateData:
+    """Return the confusion matrix of the most confused categories at the threshold."""
+    min_score = analysis.threshold.score if analysis.threshold else 0.0
+    matrix, names = confusion_matrix(errors.matches, min_score), analysis.names
     count = len(names)
     confused = matrix[:count, :count].copy()
     np.fill_diagonal(confused, 0)
@@ -212,7 +213,7 @@ def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:
     counts = matrix[np.ix_(indices, indices)].tolist()
     return {
         "run": run,
-        "threshold": f"{analysis.threshold.score:.2f}" if analysis.threshold else "0",
+        "threshold": f"{min_score:.2f}",
         "header": [*labels, "missed"],
         "rows": list(zip([*labels, "no label"], counts, totals[indices].tolist(), strict=True)),
         "hidden": count - len(kept),

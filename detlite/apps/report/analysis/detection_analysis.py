@@ -11,7 +11,7 @@ from detlite.evaluation.results import Results
 from detlite.evaluation.results_file import check_results
 
 from .bootstrap import BootstrapMetrics, MatchedDetections
-from .error_types import CrossCategoryMatches, DetectionErrors, confusion_matrix
+from .error_types import CrossCategoryMatches, DetectionErrors
 
 
 class Calibration:
@@ -55,8 +55,7 @@ class DetectionAnalysis:
         calibration: precision by score, at IoU 0.5.
         threshold: the score threshold with the best F1; None without true positives.
         unlabeled: number of images without any object or crowd.
-        errors, confusion: the types of errors, and the confusion matrix at the threshold; None for
-            keypoints.
+        errors: the types of errors; None for keypoints.
     """
 
     def __init__(
@@ -77,12 +76,10 @@ class DetectionAnalysis:
         self.kind, self.names, self.threshold = kind, category_names(coco_gt), found.threshold
         self.precision_recall, measures = found.tables, found.tables.measures
         self.metrics = summarize(found.tables, self.names, kind)
-        self.errors = self.confusion = None
+        self.errors = None
         if kind != "keypoints":
             matches = CrossCategoryMatches(coco_gt, results, kind, max_dets)
             self.errors = DetectionErrors(matches, found.evaluator)
-            min_score = self.threshold.score if self.threshold else 0.0
-            self.confusion = confusion_matrix(matches, min_score)
         matched = MatchedDetections(found, coco_gt, results, kind)
         counted = matched.object_categories[matched.counted[measures.area("all")]]
         self.objects = np.bincount(counted, minlength=len(self.names))

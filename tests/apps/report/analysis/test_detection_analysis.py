@@ -9,6 +9,7 @@ from pycocotools.coco import COCO
 
 from detlite.apps.report.analysis.bootstrap import sample_images
 from detlite.apps.report.analysis.detection_analysis import Calibration, DetectionAnalysis
+from detlite.apps.report.analysis.error_types import confusion_matrix
 from detlite.data import DataError
 from detlite.evaluation import Results, evaluate_coco
 from tests.evaluation.synthetic_detections import synthetic_dataset
@@ -25,7 +26,8 @@ def test_boxes_and_masks(kind):
     assert analysis.names == ["c3", "c7", "c20"]
     expected = [row["category_id"] for row in coco.dataset["annotations"] if not row["iscrowd"]]
     assert analysis.objects.tolist() == [expected.count(number) for number in (3, 7, 20)]
-    assert (analysis.confusion[:3].sum(axis=1) == analysis.objects).all()
+    confusion = confusion_matrix(analysis.errors.matches, analysis.threshold.score)
+    assert (confusion[:3].sum(axis=1) == analysis.objects).all()
     assert analysis.errors.ap == pytest.approx(analysis.metrics["AP50"], abs=0.02)
     assert analysis.bootstrap.metrics()["AP"].shape == (20,)
     assert 0 < analysis.calibration.counts.sum() < len(rows)  # without those in crowds
@@ -42,7 +44,6 @@ def test_keypoints_have_no_error_types(data_root):
     assert sampled.keys() == {"AP", "AP50", "AP75", "APm", "APl", "AR"}
     assert all(value[0] == pytest.approx(expected[name]) for name, value in sampled.items())
     assert analysis.errors is None
-    assert analysis.confusion is None
     assert 0 < analysis.threshold.recall < 1
     assert analysis.calibration.counts.sum() > 0
 
