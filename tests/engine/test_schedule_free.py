@@ -15,12 +15,13 @@ from detlite.engine.solver import build_optimizer
 from tests.engine.toy import assert_equal
 
 KEYS = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
-LR, DECAY, BETA = 0.01, 0.1, 0.9
+LR, DECAY, BETA = 0.01, 0.1, 0.8
 
 
 def build(model: nn.Module, *opts: object) -> torch.optim.Optimizer:
     pytest.importorskip("schedulefree")
-    keys = ["SOLVER.BASE_LR", LR, "SOLVER.WEIGHT_DECAY", DECAY, "SOLVER.BIAS_LR_FACTOR", 1.0]
+    keys = ["SOLVER.BASE_LR", LR, "SOLVER.WEIGHT_DECAY", DECAY, "SOLVER.MOMENTUM", BETA]
+    keys += ["SOLVER.BIAS_LR_FACTOR", 1.0]
     return build_optimizer(load_config(None, [*KEYS, *keys, *opts]), model)
 
 
