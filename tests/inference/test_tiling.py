@@ -103,11 +103,11 @@ def predict_tiles(model, scene, side, batch=8):
 
 class TestDiscs:
     def test_detections_are_the_same_without_tiles_at_the_same_scale(self):
-        scene, boxes, _ = draw_discs((500, 700), [9] * 60)
+        scene, boxes, _ = draw_discs((300, 400), [9] * 25)
         model = BrightParts()
-        plain = Predictor(model, 500, 1000)(scene)
+        plain = Predictor(model, 300, 1000)(scene)
         assert_detected_once(plain, boxes, 0.99)
-        assert model.sizes == [[(500, 700)]]
+        assert model.sizes == [[(300, 400)]]
         tiled = predict_tiles(model, scene, 128)
         matched = assert_detected_once(tiled, boxes, 0.99)
         order = assert_detected_once(plain, boxes, 0.99)
@@ -189,6 +189,13 @@ class TestMerging:
             ([[(*WHOLE, 0.6, 1)], [(*PART, 0.9, 1)]], {}, [(*WHOLE, 0.9)]),
             # a narrow part is dropped
             ([[(50, 20, 83, 60, 0.9, 1)], [(80, 15, 90, 70, 0.3, 1)]], {}, [(50, 20, 83, 60, 0.9)]),
+            # a part that shares 60 % of the smaller box is dropped, and one with 40 % is kept
+            ([[(50, 20, 88, 60, 0.9, 1)], [(80, 36, 90, 76, 0.3, 1)]], {}, [(50, 20, 88, 60, 0.9)]),
+            (
+                [[(50, 20, 88, 60, 0.9, 1)], [(80, 44, 90, 84, 0.3, 1)]],
+                {},
+                [(50, 20, 88, 60, 0.9), (80, 44, 90, 84, 0.3)],
+            ),
             # a small object within a large one
             (
                 [[(84, 20, 94, 30, 0.9, 1)], [(82, 10, 98, 90, 0.8, 1)]],

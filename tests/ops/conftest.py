@@ -24,7 +24,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" not in metafunc.fixturenames:
         return
     devices = DEVICES
-    if metafunc.function.__name__ == "test_opcheck":  # of the definitions, the same everywhere
+    # Of the definitions, which are the same everywhere.
+    if metafunc.function.__name__ in ("test_opcheck", "test_compiles_to_one_graph"):
         slow = pytest.param("cpu-fallback", marks=pytest.mark.slow)
         devices = ["cpu-default", slow, "cuda"]
     metafunc.parametrize("device", devices, indirect=True)

@@ -79,8 +79,10 @@ def pointer(x: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(x.data_ptr())
 
 
-@pytest.mark.parametrize(("sampling_ratio", "aligned"), [(2, True), (0, True), (0, False)])
-@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize(
+    ("cuda", "sampling_ratio", "aligned"),
+    [(False, 2, True), (False, 0, False), (True, 2, True), (True, 0, False)],
+)
 def test_roi_align(compiled, cuda, sampling_ratio, aligned):
     settings = f"constexpr int sampling_ratio = {sampling_ratio}, aligned = {int(aligned)};"
     maps = torch.randn(2, CHANNELS, HEIGHT, WIDTH)

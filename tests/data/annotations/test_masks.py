@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detlite.data.annotations.rules import mask_box, mask_extent
@@ -25,6 +25,7 @@ def test_valid_segmentations_are_kept(segmentation):
     assert read_segmentation(segmentation, 30, 40) == (segmentation, None, None)
 
 
+@settings(max_examples=40)
 @given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63).filter(any))
 def test_compressed_rles_are_checked(bitmap):
     rle = encode_bitmap(np.array(bitmap).reshape(9, 7))
@@ -33,6 +34,7 @@ def test_compressed_rles_are_checked(bitmap):
     assert read_segmentation(damaged, 9, 7).problem is not None
 
 
+@settings(max_examples=40)
 @given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63))
 def test_boxes_of_masks(bitmap):
     pixels = np.array(bitmap).reshape(9, 7)

@@ -102,14 +102,14 @@ def test_copy_a_file(web, waits, tmp_path, faults):
 
 
 def test_a_file_that_changes_meanwhile_is_copied_again(web, waits, tmp_path, monkeypatch):
-    file_versiond = filesystem._file_version
+    version_of = filesystem._file_version
     calls = []
 
     def changing(system, path):
         calls.append(path)
         if len(calls) == 2:
             (tmp_path / "file.bin").write_bytes(DATA[::-1])
-        return file_versiond(system, path)
+        return version_of(system, path)
 
     monkeypatch.setattr(filesystem, "_file_version", changing)
     copy_file(f"{web.url}/file.bin", tmp_path / "copy")

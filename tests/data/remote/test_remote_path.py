@@ -242,7 +242,7 @@ def test_check_command_with_urls(remote, tmp_path, capsys):
     assert "a.png: cannot be read (HTTP status 403) (image id 10)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("faults", [[503, 503], ["reset"], ["cut", 503, "cut"]])
+@pytest.mark.parametrize("faults", [["reset"], ["cut", 503, 503, "cut"]])
 def test_temporary_faults_of_s3(web, tmp_path, monkeypatch, faults, cache):
     pytest.importorskip("s3fs", reason="needs detlite[remote]")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
