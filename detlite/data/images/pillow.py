@@ -37,6 +37,7 @@ _MAX_TILE_VALUES = 1 << 26  # of a tile that is larger than its image
 # Formats with further images that are previews or layers, not pages.
 _UNPAGED = ("MPO", "PSD")
 # Pillow modes that keep their channels; all others become RGB.
+_BAND_PIXELS = 1 << 24
 _ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _GRAY = 128  # libjpeg's value for missing data
 # Bytes without a JPEG marker. They change the pixels that libjpeg would otherwise fill in.
@@ -186,7 +187,16 @@ def pillow_pixels(image: Image.Image) -> Pixels:
     if image.mode.startswith(("I", "F")):
         return Pixels(np.asarray(image)[:, :, None])
     mode = _ARRAY_MODES.get(image.mode, "RGB")
-    return Pixels(np.atleast_3d(np.asarray(image.convert(mode))), alpha=mode.endswith("A"))
+    # np.asarray needs three times the memory of an image, so large ones are copied in bands.
+    rows = max(_BAND_PIXELS // image.width, 1)
+    bands = [(0, top, image.width, min(top + rows, image.height))
+             for top in range(0, image.height, rows)]  # fmt: skip
+    array = np.empty((image.height, image.width, len(mode)), np.uint8)
+    for band in bands:
+        part = image.crop(band) if len(bands) > 1 else image
+        part = part if part.mode == mode else part.convert(mode)
+        array[band[1] : band[3]] = np.atleast_3d(np.asarray(part))
+    return Pixels(array, alpha=mode.endswith("A"))
 
 
 def is_read_by_pillow(tiff: Any) -> bool:

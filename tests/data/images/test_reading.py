@@ -244,6 +244,14 @@ def test_bytes_are_read_like_files(tmp_path):
             read_image(content)
 
 
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGB", "RGBA"])
+def test_large_images_are_converted_in_bands(tmp_path, mode, monkeypatch):
+    path = save(tmp_path, Image.fromarray(RGB).convert(mode), "a.png")
+    expected = read_image(path)
+    monkeypatch.setattr("detlite.data.images.pillow._BAND_PIXELS", 5 * RGB.shape[1])
+    assert torch.equal(read_image(path), expected)
+
+
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
 def test_large_images_are_reduced_once(tmp_path, suffix, monkeypatch):
     y, x = np.mgrid[:640, :480]
