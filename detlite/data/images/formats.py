@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from detlite.errors import ConfigError
 from detlite.files.errors import DataError, RefusedFileError, RemoteError, short_reason
 from detlite.files.reading import open_file
 from detlite.registry import Registry
@@ -147,6 +148,7 @@ def open_image(source: ImageSource, max_pixels: int, for_page: bool = False) -> 
             read.
         TooLargeError: the image has too many pixels or pages.
         RemoteError: it cannot be fetched.
+        ConfigError: the package for its protocol is missing.
     """
     name = f"{source}: "
     try:
@@ -155,7 +157,7 @@ def open_image(source: ImageSource, max_pixels: int, for_page: bool = False) -> 
         with opened as image:
             image.check_pixel_count(*image.size)
             yield image
-    except RemoteError:
+    except (RemoteError, ConfigError):
         raise
     except DataError as error:
         raise type(error)(name + str(error).removeprefix(name)) from error

@@ -12,8 +12,10 @@ pytest.importorskip("aiohttp", reason="needs detlite[remote]")
 from fsspec import config as fsspec_config
 
 from detlite.config import ConfigError
+from detlite.data.images.reading import read_image
 from detlite.data.remote import filesystem
 from detlite.data.remote.filesystem import copy_file, file_version, read
+from detlite.data.remote.remote_path import RemotePath
 from detlite.files import retry as retry_module
 from detlite.files.errors import RemoteError
 
@@ -171,7 +173,7 @@ def test_unknown_protocols(monkeypatch):
     with pytest.raises(RemoteError, match=r"nix://a/b: fsspec does not know the protocol 'nix'"):
         read("nix://a/b")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(
-        ConfigError, match=r"gs://a/b: the package .* is missing .*detlite\[remote\]"
-    ):
-        read("gs://a/b")
+    missing = r"^gs://a/b\.png: the package .* is missing .*detlite\[remote\]"
+    for read_url in (read, lambda url: read_image(RemotePath(url))):
+        with pytest.raises(ConfigError, match=missing):
+            read_url("gs://a/b.png")
