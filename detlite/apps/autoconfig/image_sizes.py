@@ -112,7 +112,8 @@ def sizes(facts: DatasetFacts, values: Values) -> Rules:
     """Choose the sizes of images in training and evaluation."""
     yield "INPUT.MIN_SIZE_TEST", *_test_size(facts, values)
     size = values["INPUT.MIN_SIZE_TEST"]
-    around = {max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)}
+    step = min(_STEP, size // 8)  # small images vary by an eighth, so that objects keep pixels
+    around = {max(size + count * step, _STEP) for count in (-2, -1, 0, 1)}
     yield "INPUT.MIN_SIZE_TRAIN", sorted(around), "sizes around the test size, for variation"
     images = facts.train.sizes
     aspect = float(np.quantile(images.max(axis=1) / images.min(axis=1), 0.99))

@@ -73,7 +73,7 @@ def test_times_between_two_timings_are_interpolated(facts):
     _fitted, timed, messages = fit(facts, 30.0, {"SOLVER.MAX_MINUTES": 10})
     assert timed == [(1, 128), (4, 256)]
     assert [line.partition(" seconds")[0] for line in messages[1:-1]] == [
-        "4 images of 256 pixels per step: 8.6", "1 image of 256 pixels per step: 3.2",
+        "4 images of 256 pixels per step: 8.6", "1 image of 256 pixels per step: 3.3",
         "1 image of 192 pixels per step: 2.5", "1 image of 128 pixels per step: 1.9",
     ]  # fmt: skip
     _, timed, messages = fit(facts, 20.0, {"SOLVER.MAX_MINUTES": 1})
@@ -81,14 +81,17 @@ def test_times_between_two_timings_are_interpolated(facts):
     assert timed == [(1, 128)]  # the largest one would take too long
 
 
-@pytest.mark.parametrize(("sides", "size"), [((12, 20), 640), ((200, 400), 128)])
-def test_images_do_not_shrink_below_what_objects_need(cpu, sides, size):
+@pytest.mark.parametrize(
+    ("sides", "size", "smallest"), [((12, 20), 640, 576), ((200, 400), 128, 96)]
+)
+def test_images_do_not_shrink_below_what_objects_need(cpu, sides, size, smallest):
     """Small objects have less than 28 pixels even at the maximum size; large ones need a scene."""
     train = statistics(size=(1024, 1024), sides=sides, keypoints=["nose"])
     facts = DatasetFacts(train, None, cpu)
     fitted, _, messages = fit(facts, 500.0)
     choices = {one.key: one for one in choose(fitted, {})}
     assert choices["INPUT.MIN_SIZE_TEST"].value == size
+    assert min(choices["INPUT.MIN_SIZE_TRAIN"].value) == smallest
     found = re.match(r"15 min are short: (\d+) minutes allow half", messages[-1])
     assert found
     assert messages[-1] in choices["SOLVER.MAX_MINUTES"].reason
