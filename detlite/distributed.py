@@ -7,6 +7,7 @@ for a single process of rank 0.
 import gc
 import importlib
 import os
+import pickle
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -144,12 +146,26 @@ def all_gather_objects(value: Any) -> list[Any]:
 
 
 def gather_objects(value: Any) -> list[Any] | None:
-    """Gather picklable objects of all processes, by rank, on rank 0; None on other ranks."""
+    """Gather picklable objects of all processes, by rank, on rank 0; None on other ranks.
+
+    Arrays are received in place, because the arrays of a dataset are large.
+    """
     if world_size() == 1:
         return [value]
-    values = [None] * world_size() if is_main() else None
-    dist.gather_object(value, values)
-    return values
+    buffers: list[pickle.PickleBuffer] = []
+    header = b"" if is_main() else pickle.dumps(value, 5, buffer_callback=buffers.append)
+    sent = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    values = [value]
+    for source, (head, sizes) in enumerate(all_gather_objects((header, [*map(len, sent)]))):
+        received = [np.empty(size, np.uint8) for size in sizes]
+        if source == rank():
+            for array in filter(len, sent):
+                dist.send(torch.from_numpy(array), dst=0)
+        elif is_main():
+            for array in filter(len, received):
+                dist.recv(torch.from_numpy(array), src=source)
+            values.append(pickle.loads(head, buffers=received))
+    return values if is_main() else None
 
 
 def any_process(flag: bool) -> bool:

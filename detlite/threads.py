@@ -55,13 +55,20 @@ def _affinity() -> set[int]:
 
 
 def _quotas() -> list[float]:
-    """Return the limits of the control groups (version 2) of this process, in cores."""
+    """Return the limits of the control groups (versions 1 and 2) of this process, in cores."""
     limits = [float("inf")]
     for line in _read_text(_PROC / "self/cgroup").splitlines():
-        folder = _CGROUPS / line.rpartition(":")[2].lstrip("/")
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = _CGROUPS / "cpu" if controllers else _CGROUPS
+        folder = root / group.lstrip("/")
         for level in (folder, *folder.parents):
             quota, _, period = _read_text(level / "cpu.max").partition(" ")
-            if quota.isdigit():
+            if controllers:
+                quota = _read_text(level / "cpu.cfs_quota_us")
+                period = _read_text(level / "cpu.cfs_period_us")
+            if quota.strip().isdigit() and int(period) > 0:
                 limits.append(int(quota) / int(period))
     return limits
 

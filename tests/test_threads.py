@@ -66,6 +66,16 @@ def test_the_policy_is_set_before_torch_is_imported(use):
         ({"proc/self/cgroup": "0::/", "cgroup/cpu.max": "250000 100000\n"}, 2),
         ({"proc/self/cgroup": "0::/", "cgroup/cpu.max": "50000 100000"}, 1),
         ({"proc/self/cgroup": "0::/a/b\n", "cgroup/a/cpu.max": "300000 100000"}, 3),
+        (
+            {
+                "proc/self/cgroup": "5:cpuset:/x\n4:cpu,cpuacct:/job\n0::/",
+                "cgroup/cpu/job/cpu.cfs_quota_us": "200000\n",
+                "cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+                "cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            2,
+        ),
     ],
 )
 def test_usable_cores(linux, files, cores):

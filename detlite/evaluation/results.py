@@ -17,7 +17,7 @@ from pycocotools import mask as rle_codec
 
 from detlite.data.annotations.ids import Ids, parse_integer
 from detlite.data.annotations.scan import to_json, without_gc
-from detlite.distributed import gather_objects
+from detlite.distributed import gather_objects, is_main
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
 from detlite.files.json_files import read_json
@@ -220,8 +220,8 @@ def gather_results(parts: Sequence[Results]) -> Results | None:
 
     Every process calls it with the results of its images. They are ordered by rank.
     """
-    gathered = gather_objects(concatenate_results(parts))
-    return None if gathered is None else concatenate_results(gathered)
+    gathered = gather_objects([] if is_main() else [concatenate_results(parts)])
+    return None if gathered is None else concatenate_results([*parts, *chain(*gathered)])
 
 
 def concatenate_results(parts: Sequence[Results]) -> Results:

@@ -6,16 +6,18 @@ valid as long as the file's stamp (size, times and inode) does not change.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +109,19 @@ def delete_unused(folder: Path) -> None:
 
 def process_folder() -> Path:
     """Return a temporary folder that is deleted when this process ends."""
-    return Path(_temporary_folder().name)
+    return _temporary_folder(os.getpid())
 
 
-@cache
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="detlite-", ignore_cleanup_errors=True)
+@lru_cache(maxsize=1)
+def _temporary_folder(process: int) -> Path:
+    temporary = Path(tempfile.mkdtemp(prefix="detlite-"))
+
+    @atexit.register
+    def delete() -> None:
+        if os.getpid() == process:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    return temporary
 
 
 def file_cache(name: str, limit: int) -> FileCache | None:

@@ -13,7 +13,7 @@ import sys
 import zipfile
 from base64 import b64decode
 from collections.abc import Sequence
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -70,8 +70,8 @@ def expand_input(source: str, exclude: Sequence[Path] = ()) -> str | list[str]:
         return _read_archive(source)
     if not _WILDCARD.search(source) or os.path.lexists(source):
         return str(Path(source))
-    files = map(Path, glob(source, recursive=True))
-    matches = [x for x in listing.select_images(files, VIDEO_SUFFIXES) if not is_excluded(x)]
+    matches = listing.select_images(_glob(Path(source)), VIDEO_SUFFIXES)
+    matches = [file for file in matches if not is_excluded(file)]
     if not matches:
         raise DataError(f"{source}: no image matches this pattern")
     return [*map(str, sorted(matches))]
@@ -123,6 +123,22 @@ def _local(source: str) -> str:
             "a data URL"
         )
     return source
+
+
+def _glob(pattern: Path) -> set[Path]:
+    """Return the paths that match a pattern. `**` follows links as `listing.list_files` does.
+
+    Python's function follows a link of a folder to itself 40 times, and three links 3^40 times.
+    """
+    if "**" not in pattern.parts:
+        return set(map(Path, glob(str(pattern))))
+    index = pattern.parts.index("**")
+    tail, found = pattern.parts[index + 1 :] or ("*",), set[Path]()
+    for base in map(Path, glob(str(Path(*pattern.parts[:index]))) if index else ["."]):
+        files = [file.relative_to(base) for file in listing.list_files(base)]
+        for folder in {base, *(base / parent for file in files for parent in file.parents)}:
+            found |= _glob(Path(escape(str(folder)), *tail))
+    return found
 
 
 def _read_list(source: str, is_table: bool) -> list[str]:

@@ -210,7 +210,7 @@ def _with_varying_lengths(argument: Any) -> Any:
         argument = replace(argument, ignored=_pad(ignored, 1), masks=None)
         for field in pytree.tree_leaves(argument):
             _mark(field, 1)
-        if masks:
+        if masks is not None:
             masks = replace(masks, values=_pad(masks.values, 0), pieces=_pad(masks.pieces, 0))
             for tensor in masks.tensors():
                 _mark(tensor, 0)

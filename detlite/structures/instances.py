@@ -9,12 +9,11 @@ background.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from detlite.conventions import Convention
 
@@ -57,7 +56,14 @@ class Record:
 
     def map(self: R, function: Callable[[Any], Any]) -> R:
         """Apply a function to each field that is not None."""
-        return tree_map(function, self, is_leaf=lambda x: isinstance(x, PackedMasks))
+
+        def apply(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: function(field) for name, field in value.items()}
+            return None if value is None else function(value)
+
+        names = (entry.name for entry in fields(self))  # type: ignore[arg-type]
+        return type(self)(**{name: apply(getattr(self, name)) for name in names})
 
 
 def _record(cls: type[R]) -> type[R]:

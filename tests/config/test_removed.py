@@ -1,5 +1,6 @@
-"""Removed keys and values are errors, and may be off in stored configs."""
+"""Removed keys and values say why or what to use instead, and may be off in stored configs."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from detlite.config import KEYS, ConfigError, config_from, default_config, load_config
 from detlite.config.removed import KEYS as REMOVED
 from detlite.config.removed import VALUES
+from detlite.data.datasets.catalog import locate_dataset
 
-MESSAGE = "removed, CHANGELOG.md says why"
+ROOT = Path(__file__).parents[2]
 
 
 def turned_on(off):
@@ -18,16 +20,16 @@ def turned_on(off):
     return [0.5, 2.0] if isinstance(off, tuple | list) else off + type(off)(3)
 
 
-ON = {name: turned_on(off) for name, off in REMOVED.items()}
+ON = {name: turned_on(off) for name, (off, _) in REMOVED.items()}
 
 
 @pytest.mark.parametrize("name", REMOVED)
 def test_a_removed_key_is_an_error_unless_it_is_off(tmp_path, name):
-    off = REMOVED[name]
+    off, reason = REMOVED[name]
     stored = list(off) if isinstance(off, tuple) else off
     for value in (off, str(off), stored):
         assert load_config(None, [name, value]) == load_config()
-    message = rf"{name} .*: {MESSAGE}"
+    message = rf"{name} .*: removed, {re.escape(reason)}"
     with pytest.raises(ConfigError, match=f"overrides: {message}"):
         load_config(None, [name, ON[name]])
     file, (section, _, key) = tmp_path / "config.yaml", name.partition(".")
@@ -36,10 +38,10 @@ def test_a_removed_key_is_an_error_unless_it_is_off(tmp_path, name):
         load_config(file)
 
 
-@pytest.mark.parametrize(("name", "value"), sorted(VALUES))
+@pytest.mark.parametrize(("name", "value"), VALUES)
 def test_a_removed_value_is_an_error(name, value):
     for spelling in (value, value.capitalize()):
-        with pytest.raises(ConfigError, match=f"{name} {spelling}: {MESSAGE}"):
+        with pytest.raises(ConfigError, match=f"{name} {spelling}: removed, it gained nothing: "):
             load_config(None, [name, spelling])
 
 
@@ -56,6 +58,17 @@ def test_stored_weights_do_not_need_the_removed_settings_of_their_training():
         config_from(stored, Path("model.pth"), ["INPUT.MOSAIC_PROB", 0.5])
 
 
-def test_no_removed_key_is_in_the_schema():
+def test_no_removed_key_is_in_the_schema_and_every_record_exists():
     assert not {key.name for key in KEYS} & REMOVED.keys()
     assert {name for name, _ in VALUES} <= {key.name for key in KEYS}
+    reasons = [*(reason for _, reason in REMOVED.values()), *VALUES.values()]
+    records = {name for reason in reasons for name in re.findall(r"benchmarks/\S+\.md", reason)}
+    assert records
+    assert all((ROOT / record).is_file() for record in records)
+
+
+def test_a_removed_type_of_datasets_says_what_to_use_instead():
+    entry = {"name": "photos", "type": "webdataset", "shards": "a.tar", "categories": "c.json"}
+    cfg = load_config(None, ["DATASETS.CATALOG", [entry]])
+    with pytest.raises(ConfigError, match=r"photos: the type webdataset was removed: .*tar://"):
+        locate_dataset(cfg, "photos")

@@ -243,11 +243,12 @@ def test_images_and_processes_are_concatenated(options, monkeypatch):
     assert list(collected.to_coco()) == [row for part in parts for row in part.to_coco()]
     assert collected.scores.dtype == np.float32
     assert len(gather_results([])) == len(gather_results([parts[1]])) == 0
-    of_ranks = [parts[2], parts[1], gather_results([]), parts[0]]
+    of_ranks = [[], [parts[1]], [gather_results([])], [parts[0]]]
     monkeypatch.setattr(results_module, "gather_objects", lambda sent: of_ranks)
     gathered = gather_results([parts[2]])
     assert list(gathered.to_coco()) == [*parts[2].to_coco(), *parts[0].to_coco()]
+    monkeypatch.setattr(results_module, "is_main", lambda: False)
     sent = []
-    monkeypatch.setattr(results_module, "gather_objects", sent.append)
+    monkeypatch.setattr(results_module, "gather_objects", sent.extend)
     assert gather_results(parts) is None
     assert list(sent[0].to_coco()) == list(collected.to_coco())

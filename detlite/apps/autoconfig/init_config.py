@@ -47,9 +47,9 @@ def init_config(options: Namespace, log: Callable[[str], None]) -> str:
             Choice("MODEL.WEIGHT", weights, "the other keys of MODEL and INPUT are theirs"),
             Choice("MODEL.REINIT_HEADS", True, "keep the heads of categories with the same name"),
         ]
-    if options.minutes is not None:
+    if options.minutes:
         fixed.append(Choice("SOLVER.MAX_MINUTES", options.minutes))
-    if weights or options.minutes is not None:
+    if weights or options.minutes:
         limit_threads()
     opts = [word for choice in fixed for word in (choice.key, choice.value)] + overrides
     with explain_dead_loader():

@@ -143,7 +143,7 @@ def _heads(facts: DatasetFacts, values: Values) -> Rules:
         reason = "the keypoints of the annotations"
         yield "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", len(train.keypoints), reason
         if pairs := train.keypoint_pairs:
-            yield "DATASETS.KEYPOINT_FLIP_PAIRS", [*map(list, pairs)], "as the annotations list"
+            yield "DATASETS.KEYPOINT_FLIP_PAIRS", [*map(list, pairs)], "listed in the annotations"
         elif not has_sides(train.keypoints):
             yield ("INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.0,
                    "no names are left and right; to mirror images, set "

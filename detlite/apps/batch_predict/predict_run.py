@@ -1,5 +1,6 @@
 """A run of `detlite predict` over images and videos."""
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,11 @@ def predict(options: Namespace) -> Totals:
         ConfigError: an option is invalid.
         CheckpointError, DataError: the weights or inputs cannot be read.
     """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            "detlite predict is one process: start it without torchrun, with --workers for several "
+            "devices or machines"
+        )
     options.overrides += [] if options.tile is None else ["TEST.TILE", str(options.tile)]
     limit_threads()
     # With workers, this process only writes what they predict.

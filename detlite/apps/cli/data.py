@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .options import DATA_OPTIONS, FONT, OVERRIDES, command, option, weights
 
+_MAX_MINUTES = 525_600  # a year
 _NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class", "group_by")
 _KEYS_OF_COCO = ("MODEL.CONVENTION", "MODEL.CONVENTION_OVERRIDE")  # whether images are upright
 
@@ -18,7 +19,8 @@ def _log(text: str) -> None:
 @command(
     option("--data", "PATH", "annotation file or folder to train on", type=Path, required=True),
     *DATA_OPTIONS,
-    option("--annotations", "FOLDER", "folder for json files (default: --data/detlite)", type=Path),
+    option("--annotations", "FOLDER", "folder for json files (default: detlite in the data folder)",
+           type=Path),
     option("--minutes", None, "training time, which decides batch and image size", type=float),
     weights("checkpoint to start from, with its model (default: a model that fits the data)"),
     option("--coco", "FILE", "only convert --data to this file of COCO json", type=Path),
@@ -48,6 +50,10 @@ def init(args: Namespace) -> int:
     from detlite.data.findings import summary
     from detlite.data.images.pixels import build_image_options
 
+    if args.minutes is not None and not 0 < args.minutes <= _MAX_MINUTES:
+        raise ConfigError(
+            f"--minutes {args.minutes:g}: must be above 0 and at most {_MAX_MINUTES}, a year"
+        )
     if args.coco is None:
         print(init_config(args, _log), end="")
         return 0
@@ -92,9 +98,12 @@ def check(args: Namespace) -> int:
     from detlite.apps.dataset_check import inspection_report
     from detlite.apps.dataset_check.data_page import data_page
     from detlite.apps.dataset_check.inspection import inspect
+    from detlite.data.images.checks import unlisted_images
     from detlite.files.atomic_write import write_file
 
     sets = [one for path in args.data for one in inspect(path, args.images, args.overrides)]
+    listed = [(inspection.table, inspection.folder) for inspection in sets if inspection.table]
+    sets[0].findings += unlisted_images(listed)
     similar = inspection_report.similar_images(sets)
     for number, inspection in enumerate(sets):
         inspection_report.print_report(inspection, args.max_per_kind)

@@ -44,6 +44,8 @@ def convert(args: Namespace) -> int:
 
     if args.source and args.source not in SOURCES:
         raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES)}")
+    if not args.output.parent.is_dir():
+        raise ConfigError(f"--output {args.output}: the folder {args.output.parent} does not exist")
     checkpoint = files.read_checkpoint(
         resolve_checkpoint_path(args.weights, args.overrides), args.source
     )

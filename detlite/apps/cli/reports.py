@@ -23,7 +23,8 @@ from .options import FONT, OVERRIDES, command, config, flag, option
            "for several runs, comparison.html in the folder of the first one)", type=Path),
     option("--resamples", None, "number of bootstrap samples for the intervals", 1000, minimum=100),
     option("--seed", None, "seed of the bootstrap", 0),
-    option("--examples", None, "number of false positives and misses to show", 48, minimum=0),
+    option("--examples", None, "number of false positives and misses to show of each dataset", 48,
+           minimum=0),
     FONT,
     OVERRIDES,
 )  # fmt: skip

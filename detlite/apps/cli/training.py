@@ -42,9 +42,11 @@ def train(args: Namespace) -> int:
     Exit status: 0; 2 for an error that you can fix; 75 after SIGTERM or SIGHUP, and 130 after
     Ctrl-C (continue with --resume). Under torchrun, these are the statuses of the individual
     processes."""
-    from detlite.api import train
+    from detlite.api import is_data, train
     from detlite.distributed import restart_count
 
+    if is_data(args.config):
+        raise ConfigError(f"--config {args.config}: is not a YAML file; pass data as --data")
     same = ("data", "weights", "minutes", "overrides", "images", "masks", "skip_bad",
             "single_class", "group_by")  # fmt: skip
     train(

@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from detlite.apps.drawing.detections import Color, category_color
-from detlite.apps.drawing.html_page import Mark, crop_window, draw_window, join_images, jpeg, render
+from detlite.apps.drawing.detections import Color, draw_detections
+from detlite.apps.drawing.html_page import (
+    Mark,
+    crop_window,
+    draw_window,
+    join_images,
+    jpeg,
+    render,
+)
 from detlite.data.images.reading import read_image
 from detlite.files.errors import DataError
 
@@ -19,6 +27,7 @@ _MAX_ROWS = 500  # listed defects of each kind
 _MAX_IMAGES = 12  # images of each kind of defect, of examples and of pairs
 
 _SUSPICIOUS_COLOR: Color = (255, 60, 40)
+_NO_NAMES = [{"id": 0, "name": ""}]
 
 
 def data_page(sets: Sequence[Inspection], similar: dict[str, np.ndarray]) -> str:
@@ -84,18 +93,25 @@ def _image(
         image = read_image(path, options=inspection.image_options)
     except DataError:
         return {"source": "", "text": f"{text}: cannot be shown"}
-    height, width = image.shape[-2:]
-    names, ids = inspection.categories, [*inspection.categories]
-    marks = [
-        Mark(row["bbox"], names[row["category_id"]] if len(ids) > 1 else "",
-             category_color(ids.index(row["category_id"]) + 1), row.get("segmentation"))
-        for row in objects
-    ]  # fmt: skip
-    if suspicious is None:
-        drawn = draw_window(image, (0, 0, width, height), marks, _SIDE, tags=None)
-    else:
-        mark = Mark(suspicious, "", _SUSPICIOUS_COLOR)
-        windows = (0, 0, width, height), crop_window(suspicious, height, width)
-        whole, inset = (draw_window(image, window, [mark], _SIDE) for window in windows)
-        drawn = join_images([[whole, inset]])
+    boxes = [row["bbox"] for row in objects] if suspicious is None else [suspicious]
+    xywh = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    ids = list(inspection.categories)
+    target: dict[str, Any] = {
+        "boxes": torch.cat([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], dim=1),
+        "labels": torch.tensor([ids.index(row["category_id"]) + 1 for row in objects]),
+    }
+    if suspicious is not None:
+        target["labels"] = torch.ones(1, dtype=torch.int64)
+    elif all(row.get("segmentation") for row in objects):
+        target["masks"] = [row["segmentation"] for row in objects]
+    names = [{"id": key, "name": name} for key, name in inspection.categories.items()]
+    colors = None if suspicious is None else [_SUSPICIOUS_COLOR]
+    drawn = draw_detections(
+        image, target, names or _NO_NAMES, min_side=_SIDE, max_side=_SIDE, colors=colors,
+        tags=None if suspicious is None else False,
+    )  # fmt: skip
+    if colors:
+        window = crop_window(boxes[0], *image.shape[-2:])
+        inset = draw_window(image, window, [Mark(boxes[0], "", _SUSPICIOUS_COLOR)])
+        drawn = join_images([[drawn, inset]])
     return {"source": jpeg(drawn), "text": text}

@@ -58,14 +58,16 @@ def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> l
     The `overrides` are keys and values of the config.
 
     Raises:
-        ConfigError: the config names no datasets.
-        DataError: a file cannot be read, or the labels in the folder cannot be converted.
+        ConfigError: the file does not exist, or the config names no datasets.
+        DataError: the labels in the folder cannot be converted.
     """
     cfg = load_config(None if path.suffix == ".json" or path.is_dir() else path, overrides)
     options = _options(cfg)
     masks = cfg.MODEL.MASK_ON if "MODEL.MASK_ON" in overrides[::2] else None
     if path.suffix == ".json":
-        with suppress(DataError):  # reported as missing images, or below
+        if not path.is_file():
+            raise ConfigError(f"--data {path}: there is no such file")
+        with suppress(DataError):  # reported as missing images, or as a file that cannot be read
             images = images or find_images(path)
         return [inspect_dataset(path, images or path.parent, options, masks, measure=True)]
     if path.is_dir():
@@ -88,8 +90,8 @@ def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> l
             annotations, folder, options, options.masks, kind, allow_empty=options.background
         )
         inspections.append(inspection)
-        selection = inspection.selection
-        inspection.findings += config_findings(cfg, inspection.table, selection, train)
+        if table := inspection.table:
+            inspection.findings += config_findings(cfg, table, inspection.selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
             shared = check_datasets(cfg)
@@ -145,20 +147,23 @@ def inspect_dataset(
         masks: True if every annotation must have a segmentation; None: if most of them have one.
         measure: read images of many bits or channels as `detlite init` would choose.
         allow_empty: a training set may have no objects, as one of several.
-
-    Raises:
-        DataError: the annotation file cannot be read.
     """
+    result, refused = Inspection(annotations, folder), not options.skip_bad
     with local_copy(annotations) as file:
-        table = open_table(file, by_url=kind == "lvis")
+        try:
+            result.table = table = open_table(file, by_url=kind == "lvis")
+        except DataError as error:
+            problem = str(error).removeprefix(f"{file}: ")
+            result.defects.append(Defect("file", annotations.name, problem, True))
+            return result
     selection = replace(options.selection, masks=False)
     with_masks = int(table.counts(replace(selection, masks=True).objects).sum())
     if masks is None:
         masks = 2 * with_masks >= int(table.counts(selection.objects).sum()) > 0
-    table, refused = table.ignoring_below(options.min_area), not options.skip_bad
-    result = Inspection(annotations, folder, table, selection=replace(selection, masks=masks))
+    result.selection = replace(selection, masks=masks)
     for where, problem in table.facts["image_problems"]:
         result.defects.append(Defect("image entry", where.partition(",")[0], problem, refused))
+    result.table = table = table.ignoring_below(options.min_area)
     result.defects += small_objects(table, result.selection, options.min_area)
     if measure:
         files = [folder / table.image(n)["file_name"] for n in spread([*range(len(table))])]

@@ -47,7 +47,7 @@ class Inspection:
     """The defects of one annotation file with I images and A annotations.
 
     Attributes:
-        table: table of the annotation file.
+        table: table of the annotation file; None if the file cannot be read.
         selection: requirements for annotations.
         image_options: how the images are read.
         sizes: (height, width) of the images, int64 [I, 2].
@@ -58,8 +58,8 @@ class Inspection:
 
     annotations: Location
     folder: ImageFolder
-    table: AnnotationTable
     defects: list[Defect] = field(default_factory=list)
+    table: AnnotationTable | None = None
     selection: Selection = field(default_factory=Selection)
     image_options: ImageOptions = DEFAULT_OPTIONS
     sizes: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
@@ -80,21 +80,24 @@ class Inspection:
     @property
     def categories(self) -> dict[int, str]:
         """Category names by id."""
-        return {row["id"]: row["name"] for row in self.table.content["categories"]}
+        rows = self.table.content["categories"] if self.table else []
+        return {row["id"]: row["name"] for row in rows}
 
     def number(self, image_id: Any) -> int | None:
         """Return the number of an image in the table; None if there is no such image."""
-        if not isinstance(image_id, int):
+        if self.table is None or not isinstance(image_id, int):
             return None
         found = np.flatnonzero(self.table.image_ids == image_id)
         return int(found[0]) if len(found) else None
 
     def image(self, number: int) -> Row:
         """Return the entry of an image."""
+        assert self.table is not None
         return self.table.image(number)
 
     def rows(self, number: int) -> list[Row]:
         """Return the valid annotations of an image, including crowds."""
+        assert self.table is not None
         indices = self.table.selected(number, self.selection.usable)
         rows = self.table.rows(indices)
         for row, flag in zip(rows, self.table.flags[indices].tolist(), strict=True):
@@ -102,16 +105,20 @@ class Inspection:
                 row["segmentation"] = None
         return rows
 
-    def objects(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices and the images of the objects in used images."""
+    def objects(self) -> tuple[AnnotationTable, np.ndarray, np.ndarray] | None:
+        """Return the table, and the indices and the images of the objects in used images."""
+        if self.table is None:
+            return None
         owners = self.table.owners
         objects = self.selection.objects(self.table.flags) & np.append(self.used, False)[owners]
-        return (indices := np.flatnonzero(objects)), owners[indices]
+        return self.table, (indices := np.flatnonzero(objects)), owners[indices]
 
     def class_balance(self) -> list[tuple[str, int, int]]:
         """Return (category name, number of objects, number of images), most frequent first."""
-        indices, owners = self.objects()
-        ids = self.table.column("category_ids")[indices]
+        if not (found := self.objects()):
+            return []
+        table, indices, owners = found
+        ids = table.column("category_ids")[indices]
         images = np.unique(np.stack([ids, owners]), axis=1)[0]
         rows = [(name, int((ids == key).sum()), int((images == key).sum()))
                 for key, name in self.categories.items()]  # fmt: skip
@@ -119,7 +126,9 @@ class Inspection:
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return numbers of images, objects and sizes as (name, value) pairs."""
-        table, (indices, owners) = self.table, self.objects()
+        if not (found := self.objects()):
+            return [("images", "0")]
+        table, indices, owners = found
         usable = self.selection.usable(table.flags) & np.append(self.used, False)[table.owners]
         areas = table.column("boxes")[indices, 2:].prod(axis=1)
         by_size, _ = np.histogram(areas, (0, _SMALL, _LARGE, np.inf))

@@ -121,12 +121,20 @@ def read_coco(
         return file, folder
     root = Path(os.path.commonpath([folder, *(path.parent for path in found.values())]))
     content = table.full_content()
+    findings = Findings(Findings.from_json(content.get("findings")))
     for row in content["images"]:
         path = found.get(row["file_name"], folder / row["file_name"])
+        if row["file_name"] in found:
+            text = "The written annotations have the names of the files."
+            example = f"{row['file_name']}: {path}"
+            findings.add("file names in another notation", text, example, "image")
         row["file_name"] = os.path.relpath(path, root).replace(os.sep, "/")
         if not row["height"]:
             row["height"], row["width"] = image_size(path, upright)
-    return content, root
+            example = f"image {row['id']} ({row['file_name']})"
+            text = "They are read from the image files."
+            findings.add("images without height and width", text, example, "image")
+    return {**content, "findings": findings.to_json()}, root
 
 
 def split_content(

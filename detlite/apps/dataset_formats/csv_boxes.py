@@ -31,23 +31,24 @@ _EMPTY = {"", "nan", "none", "null"}
 
 def has_boxes(tree: FileTree) -> bool:
     """Return True if a CSV file has columns of boxes."""
-    files = tree.with_suffix(".csv")
-    return any(_columns(_header(excerpt(file).splitlines())) for file in files)
+    return any(_columns(excerpt(file).splitlines()) for file in tree.with_suffix(".csv"))
 
 
 def csv_labels(file: Path, _: FileTree, __: Conversion) -> Iterator[ImageLabels]:
     """Yield the labels of all images of a file; nothing if it has no boxes. Raises DataError."""
     lines = read_lines(file)
-    columns = _columns(header := _header(lines))
+    columns = _columns(lines)
     if not columns:
         return
     keys = next(keys for keys in _BOXES if columns.keys() >= {*keys})
     split = SPLITS.get(re.split(r"[\W\d_]+", file.stem.lower())[0])  # of train_labels.csv
     labels: dict[str, ImageLabels] = {}
-    reader = csv.DictReader(lines[1:], header, restval="")
+    reader = csv.reader(lines[1:], delimiter=_delimiter(lines))
     try:
         for cells in reader:
-            row = {key: cells[name].strip() for key, name in columns.items()}
+            if not any(cells):
+                continue
+            row = {key: cells[n].strip() if n < len(cells) else "" for key, n in columns.items()}
             size = (row.get("height"), row.get("width")) if keys == _CORNERS else (0, 0)
             image = ImageLabels(row["image"], size=size, split=split)
             image = labels.setdefault(row["image"], image)
@@ -70,16 +71,19 @@ def csv_labels(file: Path, _: FileTree, __: Conversion) -> Iterator[ImageLabels]
     yield from labels.values()
 
 
-def _header(lines: list[str]) -> list[str]:
-    return [re.sub(r"[\s_\"]", "", name).lower() for name in "".join(lines[:1]).split(",")]
-
-
-def _columns(header: list[str]) -> dict[str, str]:
-    """Return the names of the known columns; {} without an image or a box."""
+def _columns(lines: list[str]) -> dict[str, int]:
+    """Return the positions of the known columns; {} without an image or a box."""
+    header = "".join(lines[:1]).split(_delimiter(lines))
+    names = [re.sub(r"[\s_\"\ufeff]", "", name).lower() for name in header]
     found = {
-        key: next(name for name in known if name in header)
+        key: next(names.index(name) for name in known if name in names)
         for key, known in _COLUMNS.items()
-        if {*known} & {*header}
+        if {*known} & {*names}
     }
     is_known = "image" in found and any(found.keys() >= {*keys} for keys in _BOXES)
     return found if is_known else {}
+
+
+def _delimiter(lines: list[str]) -> str:
+    header = lines[0] if lines else ""
+    return max(",;\t", key=header.count)

@@ -126,6 +126,11 @@ class FileTree:
             folders.add(self.root.parent)
         return path.exists() and any(is_inside(path, folder) for folder in folders)
 
+    def has_other_image(self, label_file: Path, image: Path) -> bool:
+        """Return True if there is another image with the name of the label file of `image`."""
+        key = file_form(label_file.stem)
+        return key not in map(file_form, (image.stem, image.name)) and key in self._by_name
+
     def split_of(self, *files: Path) -> str | None:
         """Return "train", "val" or "test", or UNLISTED, of an image and its label file, or None.
 

@@ -11,6 +11,7 @@ from detlite.data.images.reading import image_size
 from detlite.data.images.sources import DECODE_ERRORS
 from detlite.files.errors import DataError
 
+_PHOTO = 16  # pixels per color: photos have more colors
 VOID = 255  # PASCAL VOC's value for pixels that belong to no object
 
 
@@ -56,8 +57,16 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
         pixels = pixels[:, :, 0]  # gray
     values = pixels @ (1, 1 << 8, 1 << 16) if pixels.ndim == 3 else pixels
     if alpha is not None and alpha.min() < alpha.max():
-        problem = "it is unclear if its colors or its alpha channel are the mask: save only these"
-        raise DataError(f"{file}: {problem}")
+        # The alpha channel is the mask if the colors are uniform or a photo; otherwise, it hides
+        # some of the colors.
+        count = len(distinct_values(values))
+        is_mask = count == 1 or count * _PHOTO > values.size
+        if not is_mask and not {*distinct_values(alpha).tolist()} <= {0, 255}:
+            raise DataError(
+                f"{file}: has colors and an alpha channel that is not just black and white, like "
+                "BDD100K's bitmasks: convert them to COCO json, or save it without that channel"
+            )
+        values = alpha.astype(np.int64) if is_mask else values * (alpha > 127)
     levels = distinct_values(values[values > 0])
     used = levels[levels != VOID]
     may_be_void = pixels.ndim == 2 and len(used) < len(levels) and len(used) > 0

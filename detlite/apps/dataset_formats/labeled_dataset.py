@@ -167,7 +167,7 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
         row |= {"keypoints": list(dataset.keypoints), "skeleton": []}
         row |= {"flip_idx": list(dataset.flip_idx)} if dataset.flip_idx else {}
     content: dict[str, Any] = {"images": images, "annotations": annotations}
-    content |= {"categories": categories}
+    content |= {"categories": categories, "converted": True}  # findings have all unused images
     if len(dataset.findings):
         content["findings"] = dataset.findings.to_json()
     areas = table_of(content, dataset.source).column("areas")

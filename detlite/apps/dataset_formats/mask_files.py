@@ -150,7 +150,10 @@ class _MaskReader:
             self.doubts.add("are in SegmentationClass", "", file)
         if folder != "segmentationobject" or image.smooth:
             for doubt, value in _doubts(image, pieces):
-                self.doubts.add(doubt, "", f"{value} in {file}")
+                self.doubts.add(doubt, "", example := f"{value} in {file}")
+                if conversion.masks and "background" in doubt:
+                    what = f"mask images that {doubt}"
+                    conversion.findings.add(what, "Each is an object.", example, "mask image")
             self.sets.append({*distinct_values(image.values[image.values > 0]).tolist()})
             self.colored |= image.colored
         class_file = mask.file.parent.parent / "SegmentationClass" / mask.file.name

@@ -96,6 +96,10 @@ def read_shapes(
             for labels in labels_of(file, tree, conversion):
                 path = tree.image(labels.name, file, one_each)
                 used.add(path)
+                if one_each and tree.has_other_image(file, path):
+                    text = "The image that is named in the file is used."
+                    what = "label files with the name of another image"
+                    conversion.findings.add(what, text, f"{file} ({path})", "file")
                 size = check_size(path, labels.size, file, conversion)
                 objects = to_objects(labels.shapes, size, f"{file}", conversion)
                 split = labels.split or tree.split_of(path, file)
@@ -151,6 +155,8 @@ def to_objects(
             if shape.corners and extent.note == CLIPPED:
                 conversion.findings.add(*CLIPPED, position, "object")
             if key in objects:
+                text = "Shapes with the same label and group form one object."
+                conversion.findings.add("parts of objects", text, position, "shape")
                 part = _join(objects[key], part, position)
             objects[key] = part
         except DataError as error:

@@ -80,6 +80,11 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     """
     root = read_xml(file)
     labels = _labels(file, root, 0 if _has_decimals(root) else _first_pixel(tree))
+    for shape in labels.shapes:
+        if shape.crowd:
+            text = "They become crowds (iscrowd 1), which VOC does not measure either."
+            example = f"{file} ({shape.category})"
+            conversion.findings.add("difficult objects", text, example, "object")
     for folder in (file.parent.parent, file.parent):
         masks = folder / "SegmentationObject" / f"{file.stem}.png"
         if masks.is_file():

@@ -35,6 +35,10 @@ _METADATA_KEY = "detlite"
 
 def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
     """Set the padding of a model on the CPU, and return its config for the exported file."""
+    if model.device.type != "cpu":
+        raise ConfigError(
+            f"only a model on the CPU can be exported, not on {model.device}: set MODEL.DEVICE cpu"
+        )
     step = math.lcm(max(1, cfg.DATALOADER.SIZE_DIVISIBILITY), ALIGNMENT)
     model.normalizer.divisibility = step
     values = {"MODEL.DEVICE": "cpu", "DTYPE": "float32", "DATALOADER.SIZE_DIVISIBILITY": step}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
+from detlite.errors import CheckpointError
 from detlite.inference.build import model_score_thresh
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections, Images, Proposals
@@ -65,7 +66,9 @@ class ProgramDetector(DetectionModel):
             detector, for example in other processes, cannot contain the program and read it again.
     """
 
-    def __init__(self, model: DetectionModel, run: Run, source: tuple[Open, Path]) -> None:
+    def __init__(
+        self, model: DetectionModel, run: Run, source: tuple[Open, Path] | None = None
+    ) -> None:
         parts = model.normalizer, model.backbone, model.postprocess
         super().__init__(*parts, model.num_classes, model.mask_threshold)
         del self.backbone
@@ -80,11 +83,15 @@ class ProgramDetector(DetectionModel):
         self.eval()
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._source is None:
+            raise TypeError("a program that was not read from a file cannot be copied or pickled")
         return {name: value for name, value in vars(self).items() if name != "run"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         read, path = state["_source"]
+        if not path.is_file():
+            raise CheckpointError(f"{path}: this file of the exported model was moved or removed")
         self.run = read(path)[1]
 
     def predict(

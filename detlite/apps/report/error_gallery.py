@@ -16,6 +16,7 @@ from .runs import RunAnalysis
 _OBJECT_COLOR, _TARGET_COLOR = (240, 240, 240), (255, 210, 40)
 _DETECTION_COLOR, _ERROR_COLOR = (70, 170, 255), (255, 70, 50)
 _EXAMPLE_SIDE = 520  # square root of the area of an example in pixels
+_MAX_ASPECT = 8  # above which examples have a smaller area
 _CROWD = 12  # examples with more objects have tags only where there is room
 
 TemplateData = dict[str, Any]
@@ -126,8 +127,8 @@ class ErrorGallery:
                 color = _DETECTION_COLOR if right[n] else _ERROR_COLOR
                 marks.append(self._detection_mark(n, f"{name}{matches.scores[n]:.2f}", color))
             height, width = pixels.shape[-2:]
-            side = round(_EXAMPLE_SIDE * math.sqrt(max(width / height, height / width)))
-            tags = len(marks) <= _CROWD or None
+            aspect = min(max(width / height, height / width), _MAX_ASPECT)
+            side, tags = round(_EXAMPLE_SIDE * math.sqrt(aspect)), len(marks) <= _CROWD or None
             drawn = draw_window(pixels, (0, 0, width, height), marks, side, tags)
             numbers = {name: int(numbers[image]) for name, numbers in counts.items()}
             shown = {"aspect": drawn.width / drawn.height, "source": jpeg(drawn)}

@@ -1,13 +1,12 @@
 """Build the HTML page of a report about one or several runs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from detlite.apps.drawing.html_page import render
-from detlite.apps.optional_packages import import_optional
+from detlite.apps.drawing.html_page import percent, render
 from detlite.config import ConfigError
 from detlite.evaluation.engine import RECALL_THRESHOLDS
 
@@ -46,10 +45,9 @@ def report_page(
 
     Raises:
         DataError: a dataset, an image or detections are missing or invalid.
-        ConfigError: `build_dataset` raises it, jinja2 or hotcoco is not installed, or a run has no
-            test set or detects no objects.
+        ConfigError: `build_dataset` raises it, jinja2 is not installed, or a run has no test set or
+            detects no objects.
     """
-    import_optional("hotcoco", "hotcoco")  # pycocotools has no types of errors
     for run in runs:
         if "bbox" not in run.kinds:
             raise ConfigError(f"{run.path}: the model only proposes regions; a report needs boxes")
@@ -106,6 +104,7 @@ def _section(
         "best": verdict(best),
         "verdicts": [verdict(run) for run in analyzed],
         "examples": galleries[analyzed.index(best)].examples(min(examples, _MAX_EXAMPLES)),
+        "notes": [note for run in analyzed for note in _notes(run)],
         "kinds": sections,
         "by_masks": any("segm" in run.analyses for run in analyzed),
         "false_positives": (
@@ -117,6 +116,20 @@ def _section(
             sum(gallery.counts[1] for gallery in galleries),
         ),
     }
+
+
+def _notes(analyzed: RunAnalysis) -> Iterator[str]:
+    """Yield a warning for each AP in evaluation.json that is not that of the detections."""
+    recorded = analyzed.run.evaluation.get(analyzed.dataset.name, {})
+    for kind, analysis in analyzed.analyses.items():
+        stated, actual = recorded.get(kind, analysis.metrics).get("AP"), analysis.metrics["AP"]
+        first, second = np.array([stated, actual], np.float64)  # NaN for None
+        if not np.isclose(first, second, rtol=0, atol=1e-6, equal_nan=True):
+            yield (
+                f"{analyzed.run.name}: evaluation.json has an AP of {percent(stated)} % for "
+                f"{TITLES[kind].lower()}, but its detections have {percent(actual)} %: the "
+                "evaluation did not follow COCO's rules, or the files belong to two evaluations."
+            )
 
 
 def _metric_section(prefix: str, kind: str, analyses: Analyses) -> TemplateData:

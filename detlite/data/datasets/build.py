@@ -15,6 +15,7 @@ from detlite.config import ConfigError
 from detlite.data.annotations.selection import Selection
 from detlite.data.annotations.table import AnnotationTable
 from detlite.data.findings import Finding, summary
+from detlite.data.images.checks import unlisted_images
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 from detlite.structures.names import file_key
@@ -155,6 +156,9 @@ def findings_of(datasets: Sequence[CocoDataset], trained: Sequence[CocoDataset] 
     found = {
         str(part.annotation_file): [*part.findings, *leaks(part, trained)] for part in datasets
     }
+    if trained:
+        parts = [(part.table, part.images) for part in {*datasets, *trained}]
+        found[str(datasets[0].annotation_file)] += unlisted_images(parts)
     return summary(found)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.config.removed import DATASET_TYPES
 from detlite.data.images.sources import ImageFolder
 from detlite.data.locations import Location, parse_location
 from detlite.data.remote.remote_path import RemotePath
@@ -42,6 +43,10 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]
     """Return the type, the annotation file and the image folder of a dataset."""
     entry = _catalog_entry(cfg.DATASETS.CATALOG, name)
     kind = entry.get("type", "coco")
+    if kind in DATASET_TYPES:
+        raise ConfigError(
+            f"DATASETS.CATALOG, {name}: the type {kind} was removed: {DATASET_TYPES[kind]}"
+        )
     locate = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
     root = parse_location(cfg.DATASETS.ROOT)
     if not isinstance(root, Path) and kind not in _REMOTE_TYPES:
@@ -80,7 +85,7 @@ def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]])
     file = root / "converted" / f"{name}.json"
     if file.is_file():
         return file
-    content = convert()
+    content = {**convert(), "converted": True}  # one of several splits
     write_json(file, content)
     logger.info("%s: converted %d images to %s", name, len(content["images"]), file)
     return file

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw
 from pycocotools import mask as rle_codec
 
 from detlite.config import ConfigError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 
 from .catalog import DATASETS, Entry, check_fields
@@ -64,10 +65,12 @@ def generate_shapes(path: Path, split: str, images: int, seed: int) -> Path:
             unfinished = Path(temporary) / folder.name
             _write(unfinished, split, images, seed)
             unfinished.rename(folder)
-    except OSError:
+    except OSError as error:
         # Another process may have finished the same dataset first.
         if not folder.is_dir():
-            raise
+            raise DataError(
+                f"{path}: the synthetic dataset cannot be written ({error.strerror})"
+            ) from error
     return folder
 
 

@@ -1,7 +1,8 @@
 """Check the image files of a dataset once, and again when their folders have changed."""
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from detlite.files.errors import RemoteError
 from detlite.files.progress import progress_bar
 from detlite.threads import in_threads
 
+from .listing import list_files, select_images
 from .pixels import ImageOptions, upright_size
 from .reading import check_image
 from .sources import ImageFolder
@@ -23,6 +25,10 @@ from .sources import ImageFolder
 _UPRIGHT = (
     "Annotations are used for the upright images. If they count stored pixels, set "
     "MODEL.CONVENTION_OVERRIDE [exif_orientation=False]."
+)
+_UNLISTED = (
+    "They are not used, which is right for images of other sets. To use the others, even without "
+    "objects, list them in an annotation file."
 )
 _VERSION = 4  # increase it with every change of the results of `check_image` or of the notes
 
@@ -59,6 +65,32 @@ def check_images(
     turned = [text for text, is_bad in results.values() if not is_bad]
     what = "images whose EXIF orientation keeps their size"
     return bad, [Finding(what, _UPRIGHT, len(turned), "image", turned[0])] if turned else []
+
+
+def unlisted_images(parts: Sequence[tuple[AnnotationTable, ImageFolder]]) -> Iterator[Finding]:
+    """Report local image files in the folders of listed ones that no table lists.
+
+    Not for LVIS, whose splits share folders, and converted labels, which have their own findings.
+    """
+    parts = [(table, folder) for table, folder in parts if isinstance(folder, Path)
+             and not (table.facts["by_url"] or table.content.get("converted"))]  # fmt: skip
+    folders, files = dict[Path, str](), set[tuple[str, str]]()
+    for table, folder in parts:
+        for path in (folder / name for name in table.facts["folders"]):
+            folders[path] = os.path.realpath(path)
+    for real in {*folders.values()}:
+        images = select_images(list_files(Path(real), deep=False))
+        files |= {(real, image.name) for image in images}
+    folder_count = sum(len(table.facts["folders"]) for table, _ in parts)
+    image_count = sum(len(table) for table, _ in parts)
+    if (len({*folders.values()}), len(files)) == (folder_count, image_count):
+        return  # no folder is shared; reading the names would take seconds for COCO
+    for table, folder in parts:
+        paths = (folder / table.image(k)["file_name"] for k in range(len(table)))
+        files -= {(folders[path.parent], path.name) for path in paths}
+    if files:
+        what, example = "image files that no annotation file in use lists", "/".join(min(files))
+        yield Finding(what, _UNLISTED, len(files), "image", example)
 
 
 def _folder_stamps(table: AnnotationTable, folder: ImageFolder) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from detlite.files.errors import DataError
@@ -15,7 +16,7 @@ _JUNK = {"__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "@eadir"}
 def list_files(
     folder: Path, skipped: Callable[[Path], bool] = lambda path: False, deep: bool = True
 ) -> list[Path]:
-    """List the files in a folder by path, except hidden ones and those of operating systems.
+    """List the files in a folder, except hidden ones and those of operating systems.
 
     A symbolic link to a folder outside of `folder` is followed once.
 
@@ -23,26 +24,36 @@ def list_files(
         skipped: returns True for further files and subfolders that are skipped.
         deep: also list the files in subfolders.
     """
-    root, followed, files = os.path.realpath(folder), set[str](), list[Path]()
+    root, followed = os.path.realpath(folder), set[str]()
 
-    def is_used(path: Path) -> bool:
-        return not (path.name.startswith(".") or path.name.lower() in _JUNK or skipped(path))
-
-    def is_new(path: Path) -> bool:
-        if not path.is_symlink():
+    def is_used(entry: os.DirEntry[str]) -> bool:
+        if entry.name.startswith(".") or entry.name.lower() in _JUNK or skipped(Path(entry.path)):
+            return False
+        if not (entry.is_symlink() and entry.is_dir()):
             return True
-        target = os.path.realpath(path)
-        is_known = target in followed or Path(target).is_relative_to(root)
+        target = os.path.realpath(entry.path)
+        is_new = target not in followed and not Path(target).is_relative_to(root)
         followed.add(target)
-        return not is_known
+        return is_new
 
-    # `os.walk` knows the type of an entry from its folder, without a request for each file.
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        files += filter(is_used, (Path(parent, name) for name in names))
-        # In the order of names, so that the first of several links is followed.
-        inner = sorted(filter(is_used, (Path(parent, name) for name in folders)))
-        folders[:] = [path.name for path in inner if deep and is_new(path)]
-    return sorted(files)
+    def used_entries(path: str) -> list[os.DirEntry[str]]:
+        """Return the used entries of a folder in reverse order; none if it cannot be read."""
+        try:
+            with os.scandir(path) as entries:
+                # In the order of names, so that the first of several links is followed.
+                return list(filter(is_used, sorted(entries, key=attrgetter("name"))))[::-1]
+        except OSError:
+            return []
+
+    files, waiting = list[Path](), used_entries(os.fspath(folder))
+    while waiting:
+        entry = waiting.pop()
+        # The type of an entry is known from its folder, without a request for each file.
+        if not entry.is_dir():
+            files.append(Path(entry.path))
+        elif deep:
+            waiting += used_entries(entry.path)
+    return files
 
 
 def select_images(files: Iterable[Path], more: Sequence[str] = ()) -> list[Path]:

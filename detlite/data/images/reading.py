@@ -122,9 +122,10 @@ def read_reduced(
     status = source.stat()
     stamp = source.absolute(), status.st_size, status.st_mtime_ns
     key = cache.key("npy", *stamp, *astuple(options), *size, *min_size)
+    content = files.read(key, encode)
     try:
-        return torch.from_numpy(np.load(BytesIO(files.read(key, encode))))
-    except (ValueError, EOFError):  # the cached file is damaged, for example by a power failure
+        return torch.from_numpy(np.load(BytesIO(content)))
+    except Exception:  # the cached file is damaged, for example by a power failure
         files.forget(key)
         return read()
 

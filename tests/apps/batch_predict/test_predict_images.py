@@ -51,7 +51,7 @@ def test_options_replace_those_of_the_file(exported):
     assert (images.max_pixels, images.bits) == (99, 10)
 
 
-def test_views_of_an_exported_model(tiny_config, tmp_path, monkeypatch):
+def test_views_of_an_exported_model(tiny_config, monkeypatch):
     """Test-time augmentation follows the config of the file; whole programs do not support it."""
     cfg = tiny_config("TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True)
     model = build_model(cfg).eval()
@@ -60,7 +60,7 @@ def test_views_of_an_exported_model(tiny_config, tmp_path, monkeypatch):
         detector: Any = predictor.detector
         assert [view.flip for view in detector.views] == [False, True]
     assert Predictor("model.openvino", min_size=64).detector is model
-    program = ProgramDetector(model, lambda *_: [], (lambda _: ("", list), tmp_path))
+    program = ProgramDetector(model, lambda *_: [])
     monkeypatch.setattr(exported_detector, "read_exported", lambda *_: (cfg, program))
     with pytest.raises(ConfigError, match=r"TEST\.BBOX_AUG\.ENABLED must be False for an exported"):
         Predictor("model.onnx")

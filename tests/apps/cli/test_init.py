@@ -193,7 +193,7 @@ def test_invalid_arguments(make_coco_dataset, tmp_path, error_of):
         (none, ("--coco", other), "there is no such file or folder"),
         (file, ("--coco", none), "is COCO json already: use it with `detlite init --data"),
         (file, ("--images", other), "name the folder that their names are relative"),
-        *((file, ("--minutes", text), "greater than 0") for text in ("0", "-1", "nan", "1e308")),
+        *((file, ("--minutes", text), "must be above 0") for text in ("0", "-1", "nan", "1e308")),
         *((file, ("--coco", none, *words), f"{words[0]} has no effect on --coco")
           for words in no_effect),
     ):  # fmt: skip

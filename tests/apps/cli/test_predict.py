@@ -157,7 +157,7 @@ def test_unreadable_images_are_reported_and_skipped(run, weights, photos, tmp_pa
     assert [(image["id"], Path(image["file_name"]).name) for image in images] == [(2, "b.jpg")]
 
 
-def test_unusable_arguments(weights, photos, tmp_path, error_of):
+def test_unusable_arguments(weights, photos, tmp_path, error_of, monkeypatch):
     empty, taken = tmp_path / "empty", tmp_path / "taken"
     empty.mkdir()
     taken.touch()
@@ -175,6 +175,8 @@ def test_unusable_arguments(weights, photos, tmp_path, error_of):
     ):
         paths = ("--weights", file, "--input", folder, "--output", out)
         assert message in error_of("predict", *paths, *opts.split())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "without torchrun, with --workers" in error_of("predict", *paths)
     assert not (tmp_path / "new").exists()
 
 

@@ -98,6 +98,7 @@ def test_metrics_equal_evaluation_json(run, page):
             if len(row[1]) > 1 or name != "APl":  # there is only one large object
                 low, high = float(row[1][1]), float(row[1][3])
                 assert low - 0.05 <= value <= high + 0.05
+    assert "evaluation.json has" not in text
     by_category = table_after(text, "Categories by ascending AP")[1:]
     names = {"cat": "cat <b>", "dog": "dog & co", "bird": "bird"}
     expected = recorded["bbox"]["per_category"]
@@ -199,9 +200,10 @@ def test_run_without_masks_and_run_without_detections(make_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_other_metrics_and_other_labels(make_run, tmp_path):
+def test_inconsistent_evaluation_and_other_labels(make_run, tmp_path):
     first, second = make_run("first", masks=False), make_run("second", masks=False)
     recorded = json.loads((first / "evaluation.json").read_text())
+    recorded["bbox"]["AP"] += 0.1
     recorded["voc"] = {"AP50": 0.25, "per_category": {}}
     (first / "evaluation.json").write_text(json.dumps(recorded))
     content = json.loads((tmp_path / "data" / "val.json").read_text())
@@ -210,6 +212,7 @@ def test_other_metrics_and_other_labels(make_run, tmp_path):
     config = second / "config.yaml"
     config.write_text(config.read_text().replace("val.json", "other.json"))
     text = build_report(tmp_path / "report.html", first, second)
+    assert f"evaluation.json has an AP of {100 * recorded['bbox']['AP']:.1f} % for boxes" in text
     header, *values = table_after(text, "Settings and metrics")
     assert ["voc", "AP50", "(%)"] in header
     assert ["25.0"] in values[0]
@@ -231,6 +234,7 @@ def test_two_datasets(make_run, tmp_path):
     recorded = json.loads((folder / "evaluation.json").read_text())
     (folder / "evaluation.json").write_text(json.dumps({"val set": recorded, "other": {}}))
     text = build_report(tmp_path / "report.html", folder)
+    assert "evaluation.json has" not in text
     ap, other = (table_after(text, f'id="set{n}-bbox"')[1][1][0] for n in range(2))
     assert ap == f"{100 * recorded['bbox']['AP']:.1f}" != other
 
@@ -360,6 +364,7 @@ def test_report_of_train_and_test(tmp_path):
     test = ["test", "--config", str(file), "--weights", weights, "OUTPUT_DIR"]
     assert main([*test, str(tested)]) == 0
     text = build_report(tmp_path / "report.html", trained, tested)
+    assert "evaluation.json has" not in text
     row = table_after(text, 'id="set0-segm"')[1]
     assert row[3][0] == "+0.0"
     config = (trained / "config.yaml").read_text()

@@ -14,9 +14,10 @@ TENSORFLOW = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
         TENSORFLOW + "a.png,60,40,cat,10,5,30,25\na.png,60,40,dog,1,1,9,9\n",
         "image_id,width,height,bbox,class_name\na,60,40,\"[10.0, 5, 20, 20]\",cat\n"
         "a,60,40,\"[1,1,8,8]\",dog\nb,60,40,,\n",
-        "image_id,class_id,class_name,x_min,y_min,x_max,y_max\n"
-        "a,0,cat,10,5,30,25\na,1,dog,1,1,9,9\nb,2,nothing,nan,NaN,nan,nan\n",
+        "image_id;class_id;class_name;x_min;y_min;x_max;y_max\n"
+        "a;0;cat;10;5;30;25\na;1;dog;1;1;9;9\nb;2;nothing;nan;NaN;nan;nan\n",
         "\ufeffimage,x,y,width,height,label\nphotos/a.png,10,5,20,20,cat\nphotos/a.png,1,1,8,8,dog\n",
+        "path\tx1\ty1\tx2\ty2\tclass\n/data/a.png\t30\t25\t10\t5\tcat\n/data/a.png\t1\t1\t9\t9\tdog\n",
     ],
 )  # fmt: skip
 def test_layouts(tmp_path, image, text, lines):

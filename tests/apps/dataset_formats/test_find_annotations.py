@@ -172,6 +172,7 @@ def test_coco_names_of_other_machines(tmp_path, folder, name):
     for source in sets.values():
         assert all((source.images / file).is_file() for file in names(source))
     findings = {row["what"]: row["example"] for row in content_of(sets["train"])["findings"]}
+    assert "file names in another notation" in findings
     problem = "image 9, entry 2 of 'images': has height: -1, which"
     assert problem in findings["entries of images that cannot be used"]
 

@@ -74,10 +74,13 @@ def test_group_of_shapes_is_one_object(read):
     assert rows[0]["bbox"] == [10, 0, 40, 30.5]
 
 
-def test_the_image_that_a_file_names_is_used(write, tmp_path, image):
-    write(shape("dog", TRIANGLE), imagePath="b.jpg")
+def test_parts_of_objects_and_other_images_are_reported(write, tmp_path, image):
+    write(*(shape("dog", TRIANGLE, group_id=0) for _ in range(3)), imagePath="b.jpg")
     image(tmp_path / "b.jpg")
-    (unlabeled,) = read_set(tmp_path).findings
+    named, parts, unlabeled = read_set(tmp_path).findings
+    assert (parts.what, parts.count, parts.entry) == ("parts of objects", 2, "shape")
+    assert named.what == "label files with the name of another image"
+    assert "b.jpg" in named.example
     assert (unlabeled.what, unlabeled.count) == ("images without labels", 1)
 
 

@@ -109,7 +109,7 @@ def test_category_folders(folder):
         ("masks/b.png", TWO, "no image has the name"),
         ("masks/a.jpg", TWO, "masks need a lossless format"),
         ("masks/a.webp", TWO, "masks need a lossless format"),
-        (MASK, np.dstack([TWO] * 3 + [TWO // 2]), "its colors or its alpha channel"),
+        (MASK, np.dstack([TWO] * 3 + [TWO // 2]), "like BDD100K"),
         ("masks/a/1.png", 0 * TWO, "the mask is empty: no pixel"),
         # Fractions are probabilities, or labels after resizing.
         ("masks/a.tif", TWO.astype(np.float32) / 4, r"has the value 0\.75: .* whole numbers"),
@@ -184,6 +184,8 @@ VOID = squares((10, 5, 20, 15, 1), (20, 5, 40, 15, 2), (10, 4, 20, 5, 255))
 @pytest.mark.parametrize(
     ("name", "pixels", "mode", "what", "areas"),
     [
+        (MASK, FILLED, ["connected"], "mask images that have a background that is not 0 and would",
+         [64, 80, 2256]),
         ("masks/a/1.png", SMOOTH, [], "gray edges in mask images", [(SMOOTH > 127).sum()]),
         (MASK, VOID, [], "the value 255 in mask images", [100, 200]),
     ],
@@ -210,6 +212,17 @@ def test_mask_names_with_numbers(folder):
     folder({f"masks/{name}.png": ONE for name in names})
     images = read_set(folder({PHOTO: None, "images/a_1.jpg": None})).images
     assert [len(one.objects) for one in images] == [2, 3]
+
+
+@pytest.mark.parametrize("is_photo", [False, True])
+def test_alpha_channel(folder, is_photo):
+    """The colors may be a photo that an object was cut out of."""
+    pixels = np.full((40, 60, 4), 90, np.uint8)
+    if is_photo:
+        pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 4), np.uint8)
+    pixels[..., 3] = (SEMANTIC == 2) * 255
+    (labeled,) = read_set(folder({PHOTO: None, MASK: pixels})).images
+    assert [obj.box for obj in labeled.objects] == [(30, 2, 10, 8)]
 
 
 def test_categories_of_colors(folder, tmp_path):

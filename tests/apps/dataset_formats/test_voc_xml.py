@@ -166,7 +166,8 @@ def test_masks_of_objects(voc, image, text):
     assert cat["bbox"] == [10, 1, 20, 11]
     assert (to_bitmap(cat["segmentation"], 40, 60) == (values == 1)).all()
     assert "segmentation" not in dog
-    finding, unlabeled = dataset.findings
+    difficult, finding, unlabeled = dataset.findings
+    assert (difficult.what, difficult.count) == ("difficult objects", 1)
     assert (finding.what, finding.count) == ("masks that fit no box", 1)
     assert (unlabeled.what, unlabeled.count) == ("images without labels", 1)
     assert unlabeled.example.endswith("c.jpg")

@@ -265,14 +265,16 @@ def test_names_must_agree(yolo_folder, text):
 
 def test_unused_images_and_label_files_are_reported(yolo, folder):
     folder({
-        "train.txt": "./images/train/a.jpg\n",
+        "train.txt": "./images/train/a.jpg\n./images/train/a.png\n",
         "val.txt": "./images/val/c.jpg\n",
         "data.yaml": "train: train.txt\nval: val.txt\nnames: [cat, dog]\n",
         "labels/train/lost.txt": BOX,
         "labels/train/notes.txt": "not labels\n",
+        "images/train/a.png": None,
     })  # fmt: skip
     found = [(one.what, one.count, one.example) for one in read(yolo)["train"].findings]
     assert found == [
+        ("images that share a label file", 1, str(yolo / "images/train/a.png")),
         ("label files without an image", 1, str(yolo / "labels/train/lost.txt")),
         ("images that the lists of splits do not name", 1, str(yolo / "images/train/b.jpg")),
     ]

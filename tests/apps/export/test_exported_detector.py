@@ -152,7 +152,7 @@ def test_programs_of_other_models(name, tiny_config):
     boxes = [torch.tensor([[4.0, 5.0, 40.0, 50.0]])] if model.takes_proposals else None
     images, proposals = model.prepare([torch.rand(3, 288, 352)], boxes)
     with torch.no_grad():
-        run = ProgramDetector(model, lambda *inputs: program(*inputs), (read_file, Path()))
+        run = ProgramDetector(model, lambda *inputs: program(*inputs))
         for count in (1, 3):
             batch = images[[0] * count]
             own = None if proposals is None else proposals[[0] * count]
@@ -179,6 +179,12 @@ def test_copies_of_a_program_read_its_file_again(tiny_config, tmp_path):
     assert Predictor(program, score_thresh=0.2).score_thresh == 0.2
     with pytest.raises(ConfigError, match=r"a score threshold of 0\.2.* instead of 0\.1"):
         Predictor(program, score_thresh=0.1)
+    written = pickle.dumps(program)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.onnx: this file .* moved or removed"):
+        pickle.loads(written)
+    with pytest.raises(TypeError, match="not read from a file"):
+        pickle.dumps(ProgramDetector(model, print))
 
 
 def fill_disk(path: Path, *_: Any) -> None:

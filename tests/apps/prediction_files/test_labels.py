@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from detlite.apps.dataset_formats import convert
+from detlite.apps.dataset_formats import Conversion, convert
 from detlite.apps.prediction_files.writer import ModelInfo
 from detlite.data import CocoDataset
 from detlite.data.datasets.options import DatasetOptions
@@ -72,7 +72,7 @@ def read(folder: Path, format: str) -> COCO:
         dataset = CocoDataset(folder / "annotations.json", folder / "images", options)
         assert len(dataset) == len(list((folder / "images").glob("*.png")))
         return COCO(folder / "annotations.json")
-    (file,) = convert(folder, folder / "read.json", None, False, True)[0]
+    (file,) = convert(folder, folder / "read.json", Conversion())[0]
     return COCO(file)
 
 

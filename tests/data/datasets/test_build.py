@@ -186,3 +186,6 @@ def test_images_that_are_trained_and_tested_on(content, write_set, small_cfg, tm
     assert "also trained on: 1 of 1 image, for example a.png" in findings_of([part], parts)
     assert "also trained on" not in findings_of([*parts, same])
     assert "also trained on" not in findings_of(parts, parts)
+    (tmp_path / "small/images/new.png").write_bytes(b"")
+    assert "no annotation file in use lists: 1 image" in findings_of([*parts, part], parts)
+    assert "no annotation file in use lists" not in findings_of([same])  # training images unknown

@@ -10,6 +10,7 @@ from detlite.data import build_dataset
 from detlite.data.datasets import synthetic as shapes
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
 
@@ -63,7 +64,7 @@ def test_two_concurrent_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "_write", None)
     assert shapes.generate_shapes(tmp_path, "train", 2, seed=1) == folder
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(DataError, match="file: the synthetic dataset cannot be written"):
         shapes.generate_shapes(tmp_path / "file", "train", 2, seed=1)
 
 

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from detlite.config import load_config
 from detlite.data import CocoDataset, DataError
+from detlite.data.annotations.store import open_table
 from detlite.data.datasets.options import DatasetOptions
 from detlite.data.images import checks
 from detlite.data.images.pixels import ImageOptions, build_image_options
@@ -105,3 +106,28 @@ def test_orientations_that_keep_the_size(content, write_set, cache, orientation,
             assert (finding.count, finding.example) == (1, "image 10 (a.png): orientation 3")
             advice = finding.effect.removesuffix(".").partition(", set ")[2].split()
             assert not build_image_options(load_config(None, advice)).exif_orientation
+
+
+def test_images_that_no_annotation_file_lists(content, write_set, tmp_path):
+    file, folder = write_set(content)
+    table = open_table(file)
+    assert [*checks.unlisted_images([(table, folder)])] == []
+    (folder / "new.PNG").write_bytes(b"")
+    (folder / "notes.txt").write_bytes(b"")
+    (folder / "._a.png").write_bytes(b"")
+    (folder / "other").mkdir()
+    (folder / "other/b.png").write_bytes(b"")  # no listed image is in this folder
+    (finding,) = checks.unlisted_images([(table, folder)])
+    assert (finding.count, finding.example) == (1, str(folder / "new.PNG"))
+    (tmp_path / "link").symlink_to(folder)
+    rows = [{**content["images"][0], "file_name": "new.PNG"}]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(content | {"images": rows, "annotations": []}))
+    both = [(table, folder), (open_table(other), tmp_path / "link")]
+    assert [*checks.unlisted_images(both)] == []
+    # An image that is listed twice makes the numbers of files and entries equal.
+    other.write_text(json.dumps(content | {"images": content["images"][:1], "annotations": []}))
+    parts = [(open_table(one), folder) for one in (file, other)]
+    assert [finding.count for finding in checks.unlisted_images(parts)] == [1]
+    file.write_text(json.dumps(content | {"converted": True}))
+    assert [*checks.unlisted_images([(open_table(file), folder)])] == []

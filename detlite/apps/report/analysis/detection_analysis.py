@@ -79,7 +79,7 @@ class DetectionAnalysis:
         self.errors = None
         if kind != "keypoints":
             matches = CrossCategoryMatches(coco_gt, results, kind, max_dets)
-            self.errors = DetectionErrors(matches, found.evaluator)
+            self.errors = DetectionErrors(matches)
         matched = MatchedDetections(found, coco_gt, results, kind)
         counted = matched.object_categories[matched.counted[measures.area("all")]]
         self.objects = np.bincount(counted, minlength=len(self.names))

@@ -12,6 +12,7 @@ import numpy as np
 from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
+from detlite.evaluation.engine import RECALL_THRESHOLDS
 from detlite.evaluation.results import Results
 from detlite.evaluation.truth import numbers_of
 
@@ -20,7 +21,7 @@ BACKGROUND_IOU = 0.1  # highest IoU of a background detection with any object
 
 # All but the last are false positives. The template of reports explains them.
 ERROR_TYPES = ("classification", "localisation", "both", "duplicate", "background", "missed")
-_KEYS = ("Cls", "Loc", "Both", "Dupe", "Bkg", "Miss")  # of hotcoco's results
+FALSE_POSITIVE_TYPES = ERROR_TYPES[:-1]
 CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND = range(5)
 TRUE_POSITIVE, IGNORED = -1, -2
 
@@ -120,23 +121,19 @@ class DetectionErrors:
 
     Attributes:
         matches: the detections and the objects.
-        types: int64 [D], an index into ERROR_TYPES, TRUE_POSITIVE, or IGNORED in a crowd.
+        types: int64 [D], an index into FALSE_POSITIVE_TYPES, TRUE_POSITIVE, or IGNORED in a crowd.
         objects: int64 [D], the object of a true positive, duplicate, or error of classification or
             localisation; otherwise -1.
         found_by: int64 [G], the true positive of each object; -1: none.
-        counts: the number of errors of each of ERROR_TYPES. Objects without a true positive are
-            missed, unless a detection of them can be corrected.
+        missed: bool [G], objects without a true positive or a detection that can be corrected.
         gains: for each of ERROR_TYPES, the increase of AP at FOREGROUND_IOU, 0 to 1, if only this
-            type is corrected.
-        ap: AP at FOREGROUND_IOU.
+            type is corrected. For classification and localisation, the best detection of each
+            object without a true positive is corrected, and other detections of the type removed.
+        ap: AP at FOREGROUND_IOU; None if there are no objects.
     """
 
-    def __init__(self, matches: CrossCategoryMatches, evaluator: Any) -> None:
-        """Classify every detection.
-
-        Args:
-            evaluator: hotcoco's COCOeval of these detections and objects.
-        """
+    def __init__(self, matches: CrossCategoryMatches) -> None:
+        """Classify every detection, and find the missed objects."""
         self.matches = matches
         detections, objects = matches.detections, matches.objects
         same = matches.categories[detections] == matches.object_categories[objects]
@@ -163,12 +160,66 @@ class DetectionErrors:
         conditions, types, objects_of = zip(*decisions, strict=True)
         self.types = np.select(conditions, types, BOTH)
         self.objects = np.select(conditions, objects_of, -1)
-        found = evaluator.tide_errors(FOREGROUND_IOU, BACKGROUND_IOU)
-        self.ap: float = found["ap_base"]
-        gains = (found["delta_ap"][key] for key in _KEYS)
-        self.gains: dict[str, float] = dict(zip(ERROR_TYPES, gains, strict=True))
-        numbers = np.bincount(self.types[self.types >= 0], minlength=5).tolist()
-        self.counts = dict(zip(ERROR_TYPES, [*numbers, found["counts"]["Miss"]], strict=True))
+        # The best wrong detection of each object without a true positive can be corrected.
+        wrong = np.flatnonzero((self.types == CLASSIFICATION) | (self.types == LOCALISATION))
+        wrong = wrong[self.found_by[self.objects[wrong]] < 0]
+        corrected = wrong[np.unique(self.objects[wrong], return_index=True)[1]]
+        self.missed = (self.found_by < 0) & ~matches.crowd
+        self.missed[self.objects[corrected]] = False
+        self.ap, self.gains = self._gains(corrected)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of errors by type."""
+        false_positives = [int((self.types == n).sum()) for n in range(len(FALSE_POSITIVE_TYPES))]
+        return dict(zip(ERROR_TYPES, [*false_positives, int(self.missed.sum())], strict=True))
+
+    def _gains(self, corrected: np.ndarray) -> tuple[float | None, dict[str, float]]:
+        """Return `ap` and `gains`, given the indices of the detections that can be corrected."""
+        matches, objects = self.matches, self.matches.object_categories
+        count = len(matches.category_ids)
+        positives = np.bincount(objects[~matches.crowd], minlength=count)  # [K]
+        if not positives.any():
+            return None, dict.fromkeys(ERROR_TYPES, 0.0)
+
+        counted, hits = self.types != IGNORED, self.types == TRUE_POSITIVE
+        cases = {"": (counted, hits, matches.categories, positives)}
+        for number, kind in enumerate(FALSE_POSITIVE_TYPES):
+            fixed = np.zeros_like(hits)
+            fixed[corrected[self.types[corrected] == number]] = True
+            categories = np.where(fixed, objects[self.objects], matches.categories)
+            kept = counted & ((self.types != number) | fixed)
+            cases[kind] = kept, hits | fixed, categories, positives
+        remaining = positives - np.bincount(objects[self.missed], minlength=count)
+        cases["missed"] = counted, hits, matches.categories, remaining
+        known = np.flatnonzero(positives)
+        aps = {kind: _mean_ap(known, matches.scores, *case) for kind, case in cases.items()}
+        before = aps.pop("")
+        # As in TIDE: a negative gain is an artifact of the interpolation.
+        return before, {kind: max(ap - before, 0.0) for kind, ap in aps.items()}
+
+
+def _mean_ap(
+    known: np.ndarray,
+    scores: np.ndarray,
+    kept: np.ndarray,
+    hits: np.ndarray,
+    categories: np.ndarray,
+    positives: np.ndarray,
+) -> float:
+    """Return the mean AP of the `known` categories with objects or detections."""
+    values = []
+    for k in known:
+        detections = np.flatnonzero(kept & (categories == k))
+        best_first = detections[np.argsort(-scores[detections], kind="stable")]
+        true_positives = hits[best_first].cumsum()
+        precision = true_positives / np.arange(1, len(best_first) + 1)
+        envelope = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0.0)
+        if positives[k]:
+            reached = np.searchsorted(true_positives / positives[k], RECALL_THRESHOLDS)
+            values.append(envelope[reached].mean())
+        elif len(detections):  # all objects were left out
+            values.append(0.0)
+    return float(np.mean(values)) if values else 0.0
 
 
 def confusion_matrix(matches: CrossCategoryMatches, min_score: float) -> np.ndarray:
