@@ -1,9 +1,9 @@
 """Load batches in processes; handle signals, dead loader processes and full shared memory."""
 
-import contextlib
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ Batch = tuple[list[Tensor], list[Target]]
 _MAX_WORKERS = 4  # by default
 
 
-@contextlib.contextmanager
+@contextmanager
 def explain_dead_loader() -> Iterator[None]:
     """Raise a LoaderProcessError instead of torch's errors about a dead loader process.
 
@@ -130,7 +130,7 @@ _STOP_SIGNALS = {getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(si
 _HAS_MASKS = hasattr(signal, "pthread_sigmask")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _signals_deferred() -> Iterator[None]:
     """Handle signals after the block; processes that it starts inherit that they are blocked.
 
@@ -143,24 +143,23 @@ def _signals_deferred() -> Iterator[None]:
         return
     signals = {*_STOP_SIGNALS, signal.SIGINT}
     received: list[int] = []
-    # Undoes everything in reverse order, also if a handler raises an exception meanwhile.
-    with contextlib.ExitStack() as stack:
-        stack.callback(_raise_signals, received)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        handlers = {number: signal.getsignal(number) for number in signals}
-        for number, handler in handlers.items():
-            # Only the main thread can set handlers. None is the handler of another language.
+    handlers: dict[int, Any] = {}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        for number in signals:
+            # Only the main thread can set handlers. None: one that Python did not set.
             is_main = threading.current_thread() is threading.main_thread()
-            if is_main and handler not in (signal.SIG_IGN, None):
-                stack.callback(signal.signal, number, handler)
-                signal.signal(number, lambda number, frame: received.append(number))
+            if is_main and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
         yield
-
-
-def _raise_signals(numbers: Iterable[int]) -> None:
-    for number in numbers:
-        signal.raise_signal(number)
+    finally:
+        try:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in received:
+            signal.raise_signal(number)
 
 
 def _ignore_first_signal(worker: int) -> None:
