@@ -18,7 +18,7 @@ APPS = "detlite.apps"
 
 LIMITS = {
     "lines of code": 28_310,
-    "lines of code of the core": 19_660,
+    "lines of code of the core": 19_665,
     "imports of own modules in functions of the core": 5,
     "imports of own modules for types only": 10,
     "circles of modules": 0,
