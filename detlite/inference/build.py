@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from detlite.config import ConfigError
-from detlite.modeling.compilation import compile_parts, shallow_copy
-from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.compilation import compile_parts
+from detlite.modeling.detection_model import DetectionModel, shallow_copy
 from detlite.modeling.detector import Detector
 
 from .image_detector import ResizingDetector

@@ -5,14 +5,13 @@ launches fewer kernels.
 """
 
 import contextlib
-import copy
 import functools
 import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from torch.utils import _pytree as pytree
 from detlite.errors import ConfigError, one_line
 from detlite.structures.instances import GroundTruth, Images, Proposals
 
-from .detection_model import DetectionModel
+from .detection_model import DetectionModel, M, shallow_copy
 from .optimize_for_training import use_static_shapes
 
 logger = logging.getLogger(__name__)
@@ -117,9 +116,8 @@ class _CompiledFunction:
         # Lengths that are equal in the first batch may differ in the next one. torch counts the
         # compilations of all modules with the same code together.
         varying = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-        rows = compiler_config.patch(  # type: ignore[attr-defined]
-            dynamic_sources="L['rows']"  # of `head_losses`
-        )
+        # Otherwise the first number of rows of `head_losses` would be a constant of the graph.
+        rows = compiler_config.patch(dynamic_sources="L['rows']")  # type: ignore[attr-defined]
         with explain_compiler_errors(), varying, rows, config.patch(recompile_limit=64):
             result = self._compiled(*arguments)
         if counters["stats"]["unique_graphs"] > graphs:  # the first time, or for other inputs
@@ -171,16 +169,6 @@ class _CompiledPart(nn.Module):
         return self._call(*arguments)
 
 
-M = TypeVar("M", bound=nn.Module)
-
-
-def shallow_copy(module: M) -> M:
-    """Return a copy that has the same children, which can be replaced in the copy only."""
-    copied = copy.copy(module)
-    copied._modules = dict(module._modules)
-    return copied
-
-
 def _with_compiled(module: M, names: Sequence[str], backend: str) -> M:
     """Copy the modules that contain parts, which are compiled, and share everything else."""
     copied = shallow_copy(module)
@@ -196,8 +184,8 @@ def _with_varying_lengths(argument: Any) -> Any:
     """Mark the lengths in an argument of a part of the losses that differ between batches.
 
     Without these marks, torch compiles for the lengths of the first batch, and once more when
-    others follow. It also compiles for lengths of 0 and 1 and for missing fields separately, so
-    ground truth is returned with at least two regions and values of masks.
+    others follow. It also compiles separately for lengths of 0 and 1 and for missing fields, so
+    ground truth is padded to at least two ignored regions, mask values and mask pieces.
     """
     if isinstance(argument, Images):
         _mark(argument.pixels, 2, 3)

@@ -5,9 +5,10 @@ Shapes: B images; G ground truths, P proposals, N predicted boxes, D detections 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from .input_checks import check_images
 from .postprocessing import Postprocess
 from .preprocessing import NO_META_DEVICE, Normalizer, prepare_proposals, prepare_targets
 from .roi_heads.roi_heads import RoIHeads
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class DetectionModel(nn.Module, ABC):
@@ -227,3 +230,10 @@ class DetectionModel(nn.Module, ABC):
             covered = paste_boxes(detections.pasting_boxes, probs.shape[-1], self.convention)
             result["masks"] = paste_probabilities(probs, covered, (height, width))[:, None]
         return result
+
+
+def shallow_copy(module: M) -> M:
+    """Return a copy with the same children, which can be replaced in the copy only."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    return copied

@@ -226,7 +226,7 @@ def test_other_categories_are_refused(make_cfg, make_sets, toy, tmp_path):
 
 
 def test_categories_match_by_name(make_cfg, make_sets, toy, tmp_path, caplog):
-    """The ids may differ, and the model and the dataset may each have categories of their own."""
+    """The ids may differ, and the model and the dataset may have different categories."""
     cfg = make_cfg()
     toy.categories = [{"id": 1, "name": "RED "}, {"id": 9, "name": "blue"}]
     (dataset,) = make_sets(cfg)[1]

@@ -31,8 +31,8 @@ from .training_steps import MIN_FRACTION, input_pixels, recommended_steps
 
 _MIN_IMAGES = 8  # because image sizes and the number of objects vary
 _TIMING_FRACTION, _MAX_TIMING = 0.1, 60.0  # of the minutes; seconds
-# Fraction of the time of a fast step that grows with the pixels. Calls and the optimizer take the
-# rest: for one image of 128 pixels, Lite0 and AdamW 0.7 on one core.
+# Fraction of the time of the fastest step that is assumed to grow with its pixels. It was 0.3 for
+# one image of 128 pixels with Lite0 on one core.
 _PIXEL_FRACTION = 0.5
 _SHRINK = (1.0, 0.75, 0.5)  # factors on the image size
 

@@ -21,9 +21,9 @@ def _log(text: str) -> None:
     *DATA_OPTIONS,
     option("--annotations", "FOLDER", "folder for json files (default: detlite in the data folder)",
            type=Path),
-    option("--minutes", None, "training time, which decides batch and image size", type=float),
+    option("--minutes", None, "minutes of training, which decide batch and image size", type=float),
     weights("checkpoint to start from, with its model (default: a model that fits the data)"),
-    option("--coco", "FILE", "only convert --data to this file of COCO json", type=Path),
+    option("--coco", "FILE", "only convert --data, to this file in COCO format", type=Path),
     OVERRIDES,
 )  # fmt: skip
 def init(args: Namespace) -> int:
@@ -73,7 +73,8 @@ def init(args: Namespace) -> int:
 @command(
     option("--data", "PATH", "annotation files (.json), the path or name of a config, or a folder",
            required=True, nargs="+", type=Path),
-    option("--images", "FOLDER", "image folder (default: found nearby)", type=Path),
+    option("--images", "FOLDER", "image folder (default: searched for next to annotation files)",
+           type=Path),
     option("--page", "FILE", "HTML report with images to write", type=Path),
     option("--max-per-kind", None, "number of defects of each kind to print", 20),
     FONT,

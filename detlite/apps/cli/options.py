@@ -95,11 +95,13 @@ OVERRIDES = option("overrides", "KEY VALUE", "override config keys, also written
 # How `detlite init` and `detlite train` read --data.
 DATA_OPTIONS = (
     option("--val", "PATH", "file or folder to evaluate on (default: a part of --data)", type=Path),
-    option("--images", "FOLDER", "image folder (default: found nearby)", type=Path),
+    option("--images", "FOLDER", "image folder (default: searched for next to annotation files)",
+           type=Path),
     option("--masks", None, "meaning of mask images: each value is an object; each connected piece "
            "of a value is an object; the same, and each value is a category (default: stop if it "
            "is ambiguous)", choices=["instances", "connected", "semantic"]),
-    flag("--skip-bad", "skip invalid labels, ignore their regions, and report them"),
+    flag("--skip-bad", "skip invalid labels, ignore their regions, and report them (default: "
+         "stop)"),
     flag("--single-class", "train all categories as one"),
     option("--group-by", "NAME", "keep images together that agree in a member of their entries in "
            "COCO json, such as patient_id, or in the part of their names that a pattern matches, "

@@ -11,7 +11,8 @@ from .options import FONT, OVERRIDES, command, config, flag, option
     option("runs", "RUN", "output folders of runs", nargs="*"),
     option("--truth", "FILE", "COCO annotation file of the --results", type=Path),
     option("--results", "FILE", "COCO result files, instead of runs", type=Path, nargs="+"),
-    option("--images", "FOLDER", "image folder of --truth (default: found nearby)", type=Path),
+    option("--images", "FOLDER", "image folder of --truth (default: searched for next to it)",
+           type=Path),
     option("--max-detections", None, "number of highest-scoring detections of an image and "
            "category that count for --results", 100, minimum=1),
     option("--sigmas", "NUMBER", "standard deviation of each keypoint for OKS, with --results "
@@ -21,7 +22,8 @@ from .options import FONT, OVERRIDES, command, config, flag, option
     flag("--skip-bad", "ignore unusable annotations of --truth instead of stopping"),
     option("--output", "FILE", "HTML file to write (default: report.html in the folder of the run; "
            "for several runs, comparison.html in the folder of the first one)", type=Path),
-    option("--resamples", None, "number of bootstrap samples for the intervals", 1000, minimum=100),
+    option("--resamples", None, "number of bootstrap samples for confidence intervals", 1000,
+           minimum=100),
     option("--seed", None, "seed of the bootstrap", 0),
     option("--examples", None, "number of false positives and misses to show of each dataset", 48,
            minimum=0),
@@ -71,7 +73,7 @@ def report(args: Namespace) -> int:
 
 
 @command(
-    option("runs", "RUN", "output folders of train or test", nargs="+", type=Path),
+    option("runs", "RUN", "output folders of `detlite train` or `test`", nargs="+", type=Path),
     option("--format", None, "format of the table", "text", choices=["text", "markdown", "csv"]),
 )  # fmt: skip
 def compare(args: Namespace) -> int:

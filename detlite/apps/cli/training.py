@@ -64,7 +64,7 @@ def train(args: Namespace) -> int:
     config(),
     weights("checkpoint to evaluate (default: MODEL.WEIGHT)"),
     option("--data", "FILE", "COCO annotation file (default: DATASETS.TEST)"),
-    option("--images", "FOLDER", "image folder of --data (default: found nearby)"),
+    option("--images", "FOLDER", "image folder of --data (default: searched for next to it)"),
     option("--output", "FOLDER", "output folder (default: evaluation/ next to --weights)"),
     DEVICE,
     OVERRIDES,

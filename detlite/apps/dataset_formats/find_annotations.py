@@ -138,6 +138,7 @@ def convert(
     """Convert a file or folder of another format to COCO json; return the files and findings.
 
     A dataset that is already split becomes two: `<name>_train.json` and `<name>_val.json`.
+    `conversion` has the options of reading it.
     """
     _, datasets = read_folder(data.absolute(), conversion)
     outputs = []

@@ -36,7 +36,7 @@ NO_PAGE, ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
 _MAX_TILE_VALUES = 1 << 26  # of a tile that is larger than its image
 # Formats with further images that are previews or layers, not pages.
 _UNPAGED = ("MPO", "PSD")
-_BAND_PIXELS = 1 << 24  # that are copied together
+_BAND_PIXELS = 1 << 24  # of a large image, copied at a time
 # Pillow modes that keep their channels; all others become RGB.
 _ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _GRAY = 128  # libjpeg's value for missing data
@@ -187,7 +187,7 @@ def pillow_pixels(image: Image.Image) -> Pixels:
     if image.mode.startswith(("I", "F")):
         return Pixels(np.asarray(image)[:, :, None])
     mode = _ARRAY_MODES.get(image.mode, "RGB")
-    # np.asarray needs three times the memory of an image, so large ones are copied in bands.
+    # np.asarray copies the pixels twice, so large images are copied in bands.
     rows = max(_BAND_PIXELS // max(image.width, 1), 1)
     bands = [(0, top, image.width, min(top + rows, image.height))
              for top in range(0, image.height, rows)]  # fmt: skip

@@ -66,7 +66,7 @@ def write(
 
 
 def read(folder: Path, format: str) -> COCO:
-    """Return what `detlite init --coco` reads; a COCO file is read as it is."""
+    """Return what `detlite init --coco` reads; a COCO file is read unchanged."""
     if format == "coco":
         options = DatasetOptions(masks=False)
         dataset = CocoDataset(folder / "annotations.json", folder / "images", options)
