@@ -2,15 +2,13 @@
 
 import dataclasses
 import datetime
-import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
 
-from detlite.modeling.precision import describe_formats
+from detlite.modeling.precision import describe_formats, processor_name
 
 
 def environment(device: str) -> str:
@@ -19,7 +17,7 @@ def environment(device: str) -> str:
         hardware = torch.cuda.get_device_name()
     else:
         hardware = (
-            f"{torch.get_num_threads()} threads of {_processor()} "
+            f"{torch.get_num_threads()} threads of {processor_name()} "
             f"({torch.backends.cpu.get_cpu_capability()}), which "
             f"{describe_formats(torch.device('cpu'))}"
         )
@@ -27,15 +25,6 @@ def environment(device: str) -> str:
         f"{datetime.date.today()}, {hardware}, torch {torch.__version__}, "
         f"torchvision {torchvision.__version__}"
     )
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")  # on Linux, where platform.processor() is often empty
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def header(kind: type) -> str:

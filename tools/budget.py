@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 APPS = "detlite.apps"
 
 LIMITS = {
-    "lines of code": 28_310,
+    "lines of code": 28_312,
     "lines of code of the core": 19_665,
     "imports of own modules in functions of the core": 5,
     "imports of own modules for types only": 10,

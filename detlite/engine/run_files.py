@@ -21,6 +21,7 @@ from detlite.config.extensions import copy_extensions
 from detlite.errors import one_line
 from detlite.files.atomic_write import atomic_open
 from detlite.modeling.build import torch_device
+from detlite.modeling.precision import processor_name
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ def describe_environment(device: torch.device) -> list[str]:
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
     python = f", Python {platform.python_version()}"
     is_gpu = device.type == "cuda"
-    processor = torch.cuda.get_device_name(device) if is_gpu else _processor()
+    processor = torch.cuda.get_device_name(device) if is_gpu else processor_name()
     program = Path(sys.argv[0])
     is_package = program.name == "__main__.py"
     words = ["python", "-m", program.parent.name] if is_package else [program.name]
@@ -147,13 +148,3 @@ def _commit(folder: Path) -> str:
     except (OSError, subprocess.SubprocessError):  # no git, no checkout, or a huge one
         return ""
     return done.stdout.strip().replace("-dirty", " modified")
-
-
-def _processor() -> str:
-    """Return the name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

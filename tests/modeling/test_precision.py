@@ -27,10 +27,10 @@ def hardware(monkeypatch):
         }
         monkeypatch.setattr(precision, "processor_formats", lambda: formats)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: cuda)
-        precision._warn_of_emulation.cache_clear()
+        precision._warn_of_slow_format.cache_clear()
 
     yield pretend
-    precision._warn_of_emulation.cache_clear()
+    precision._warn_of_slow_format.cache_clear()
 
 
 BOTH = {"amx": True, "avx": True}
@@ -88,11 +88,11 @@ def test_autocast_uses_the_resolved_dtype(dtype, able, expected, hardware):
         ({}, "float16", CUDA, False),
     ],
 )
-def test_emulation_is_reported_once(able, dtype, device, warned, hardware, caplog):
+def test_slow_formats_are_reported_once(able, dtype, device, warned, hardware, caplog):
     hardware(**able)
     for _ in range(3):
         resolve_dtype(dtype, device)
-    assert caplog.text.count("emulates") == warned
+    assert caplog.text.count("slower than float32 on this processor") == warned
     assert caplog.text.count("Set DTYPE to auto or float32") == warned
     assert (f"DTYPE is {dtype}" in caplog.text) == warned
 
@@ -102,10 +102,14 @@ def test_processor_formats(monkeypatch):
              "_is_amx_fp16_supported"]  # fmt: skip
     for name in asked:
         monkeypatch.setattr(torch.cpu, name, lambda: True, raising=False)
+    monkeypatch.setattr(precision, "processor_name", lambda: "AMD EPYC 9R14")
     everything = precision.processor_formats()
     assert everything["bfloat16"] == ["AMX", "AVX512-BF16"]
     assert everything["int8"] == ["AMX", "AVX512-VNNI"]
     assert everything["float16"] == ["AMX-FP16"]
+    # AVX512-BF16 of Intel's processors multiplies half as fast as float32.
+    monkeypatch.setattr(precision, "processor_name", lambda: "Intel(R) Xeon(R) Processor")
+    assert precision.processor_formats()["bfloat16"] == ["AMX"]
     for name in asked:
         monkeypatch.setattr(torch.cpu, name, lambda: False)
     assert not any(precision.processor_formats().values())
@@ -114,7 +118,7 @@ def test_processor_formats(monkeypatch):
 @pytest.mark.parametrize(
     ("able", "expected"), [({}, torch.float32), ({"amx": True}, torch.bfloat16)]
 )
-def test_inference_does_not_choose_emulated_bfloat16(able, expected, hardware, tiny_config, caplog):
+def test_inference_does_not_choose_slow_bfloat16(able, expected, hardware, tiny_config, caplog):
     hardware(**able)
     cfg = tiny_config("DTYPE", "auto", "TEST.OPTIMIZE", True)
     model, dtype = build_detector(build_model(cfg).eval(), build_options(cfg))
