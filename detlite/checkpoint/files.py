@@ -14,6 +14,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from detlite.files.safe_pickle import read_pickle
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
 _START_LENGTH = 16
 _MAX_REPEATED = 1 << 24  # values of a tensor that are more than its bytes, by strides of 0
+_MAX_MEMBERS = 1000  # of a list in a category, such as the names of its keypoints
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
 TIMM_PREFIX = "backbone.body.net."  # of the names of a timm backbone in a detector
 
@@ -140,9 +142,10 @@ def as_tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     """Convert tensors or arrays to tensors; ValueError for others."""
     state = {}
     for name, value in arrays.items():
-        with suppress(TypeError, ValueError, RuntimeError):
-            value = torch.as_tensor(value)
-        if not isinstance(value, Tensor):
+        if isinstance(value, (np.ndarray, np.generic, int, float)):
+            with suppress(TypeError, ValueError, RuntimeError):
+                value = torch.tensor(value)  # a copy, because arrays of a pickle can share memory
+        if not isinstance(name, str) or not isinstance(value, Tensor):
             raise ValueError(f"{name} is neither a tensor nor an array of numbers")
         size = value.untyped_storage().nbytes()
         if value.numel() > max(size, _MAX_REPEATED):
@@ -164,17 +167,32 @@ def read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
         for name in _FIELDS
         if isinstance(content.get(name), type(getattr(defaults, name)))
     }
-    for row in valid.get("categories", ()):
-        named = isinstance(row, dict) and isinstance(row.get("name"), str)
-        if not named or type(row.get("id")) is not int:
-            del valid["categories"]
-            break
+    if not all(map(_is_category, valid.get("categories", ()))):
+        del valid["categories"]
     if not all(isinstance(item, str) for item in valid.get("override", ())):
         del valid["override"]
     invalid = [name for name in _FIELDS if name not in valid]
     if invalid and content.keys() >= set(_FIELDS):
         raise DamagedCheckpointError(f"{path}: is damaged: its {invalid[0]!r} has a wrong type")
     return valid
+
+
+def _is_category(row: Any) -> bool:
+    """Return True for {"id", "name"} with other members of texts, numbers and lists of them."""
+
+    def is_plain(value: Any, depth: int) -> bool:
+        if isinstance(value, list):  # skeletons are lists of pairs
+            return (
+                depth > 0
+                and len(value) <= _MAX_MEMBERS
+                and all(is_plain(x, depth - 1) for x in value)
+            )
+        return value is None or isinstance(value, (str, int, float))
+
+    if not isinstance(row, dict) or not all(is_plain(value, 2) for value in row.values()):
+        return False
+    number = row.get("id")
+    return isinstance(row.get("name"), str) and type(number) is int and abs(number) < 1 << 63
 
 
 def _load(path: Path) -> Any:

@@ -108,6 +108,11 @@ def load_weights(
             "MODEL.REINIT_HEADS True to initialize them instead", path,
         )  # fmt: skip
     if checkpoint.categories and not fresh and not is_by_name:
+        if len(checkpoint.categories) != model.num_classes - 1:
+            raise CheckpointError(
+                f"{path}: names {len(checkpoint.categories)} categories, but its model detects "
+                f"{model.num_classes - 1}. Correct MODEL.ROI_BOX_HEAD.NUM_CLASSES"
+            )
         model.categories = checkpoint.categories
 
 

@@ -1,9 +1,9 @@
 """Read pickles of weights and proposals (.pkl, .pth) without executing their content.
 
 The functions of numpy and torch trust a pickle: a forged dtype, buffer or second state can point
-anywhere in memory. Therefore arrays and tensors are built here, as copies, from numbers and text
-only. No operation of a pickle can change the functions that it calls, and what it builds is limited
-by its size: references could otherwise repeat one array until the memory is full.
+anywhere in memory. Therefore arrays and tensors are built here from numbers and text only. No
+operation of a pickle can change the functions that it calls, and what it builds is limited by its
+size: references could otherwise repeat one array until the memory is full.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from .reading import open_file, open_stored_zip
 
 _MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of torch.save before torch 1.6
 _MAX_STEPS = 1 << 24  # operations; a checkpoint has thousands, proposals of COCO have millions
-_MAX_PARTS, _MAX_SCALAR = 64, 64  # dimensions or parts of a key, and bytes of a number
+_CALL_STEPS, _STORAGE_STEPS = 16, 256  # operations that take as long as a call or a storage
+# Dimensions, arguments or parts of a key; bytes of a number; keys that are neither text nor
+# integers, whose hashes can be made equal.
+_MAX_PARTS, _MAX_SCALAR, _MAX_OTHER_KEYS = 64, 64, 4096
 _MAX_BUILT = 1 << 24  # bytes of arrays in addition to the size of the file
 _DTYPES = {
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16,
@@ -97,8 +100,14 @@ class _Unpickler(pickle._Unpickler):
     ) -> None:
         # latin1: arrays in pickles of Python 2 are byte strings.
         super().__init__(stream, encoding="latin1")
-        self.steps, self._left = 0, size + _MAX_BUILT
+        self._steps, self._left, self._other_keys = 0, size + _MAX_BUILT, 0
         self._settings, self._storage = settings, storage
+
+    def count(self, steps: int = 1) -> None:
+        """Count operations, and refuse too many."""
+        self._steps += steps
+        if self._steps > _MAX_STEPS:
+            raise RefusedPickleError(f"sequence of more than {_MAX_STEPS} operations")
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f"{module}.{name}".replace("__builtin__.", "builtins.")
@@ -117,6 +126,7 @@ class _Unpickler(pickle._Unpickler):
         raise RefusedPickleError(full_name)
 
     def persistent_load(self, pid: Any) -> Tensor:
+        self.count(_STORAGE_STEPS)
         if self._storage is None or not isinstance(pid, tuple) or len(pid) < 5:
             raise pickle.UnpicklingError("an object outside of the pickle")
         kind, dtype, key, _, count = pid[:5]
@@ -175,6 +185,14 @@ class _Unpickler(pickle._Unpickler):
         return data
 
     def _subclass(self, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+        return self._call(function, arguments)
+
+    def _call(self, function: Any, arguments: Any) -> Any:
+        self.count(_CALL_STEPS)
+        # A tensor would be taken apart into as many arguments as it has rows.
+        is_short = isinstance(arguments, tuple) and len(arguments) <= _MAX_PARTS
+        if not isinstance(function, partial) or not is_short:
+            raise RefusedPickleError(f"call of {_shown(function)}")
         return function(*arguments)
 
     def _spend(self, data: Any) -> bytes:
@@ -207,6 +225,10 @@ class _Unpickler(pickle._Unpickler):
         elif not isinstance(built, dict):  # whose attributes are ignored
             raise RefusedPickleError(f"state of {type(built).__name__}")
 
+    def load_reduce(self) -> None:
+        arguments = self.stack.pop()
+        self.stack[-1] = self._call(self.stack[-1], arguments)
+
     def load_dict(self) -> None:
         items = self.pop_mark()
         self.append({})
@@ -228,10 +250,13 @@ class _Unpickler(pickle._Unpickler):
             parts = key if isinstance(key, tuple) else (key,)
             if len(parts) > _MAX_PARTS or not all(map(_is_small, parts)):
                 raise RefusedPickleError(f"key of type {type(key).__name__}")
+            self._other_keys += not isinstance(key, (str, int))
+            if self._other_keys > _MAX_OTHER_KEYS:
+                raise RefusedPickleError(f"dict with more than {_MAX_OTHER_KEYS} unusual keys")
             target[key] = value
 
-    def load_set(self) -> None:
-        raise RefusedPickleError("set")
+    def load_refused(self) -> None:
+        raise RefusedPickleError("set or object of another class")
 
 
 def _is_small(part: Any) -> bool:
@@ -243,9 +268,7 @@ def _is_small(part: Any) -> bool:
 
 def _counted(operation: Callable[[Any], None]) -> Callable[[Any], None]:
     def counted(unpickler: _Unpickler) -> None:
-        unpickler.steps += 1
-        if unpickler.steps > _MAX_STEPS:
-            raise RefusedPickleError(f"sequence of more than {_MAX_STEPS} operations")
+        unpickler.count()
         operation(unpickler)
 
     return counted
@@ -253,13 +276,16 @@ def _counted(operation: Callable[[Any], None]) -> Callable[[Any], None]:
 
 _OPERATIONS: dict[int, Callable[[Any], None]] = {
     **pickle._Unpickler.dispatch,
-    pickle.NEWOBJ[0]: pickle._Unpickler.load_reduce,  # type: ignore[attr-defined]
+    pickle.REDUCE[0]: _Unpickler.load_reduce,
+    pickle.NEWOBJ[0]: _Unpickler.load_reduce,
     pickle.BUILD[0]: _Unpickler.load_build,
     pickle.DICT[0]: _Unpickler.load_dict,
     pickle.SETITEM[0]: _Unpickler.load_setitem,
     pickle.SETITEMS[0]: _Unpickler.load_setitems,
-    pickle.EMPTY_SET[0]: _Unpickler.load_set,
-    pickle.FROZENSET[0]: _Unpickler.load_set,
+    **dict.fromkeys(
+        (pickle.EMPTY_SET[0], pickle.FROZENSET[0], pickle.ADDITEMS[0], pickle.NEWOBJ_EX[0]),
+        _Unpickler.load_refused,
+    ),
 }
 _Unpickler.dispatch = {code: _counted(operation) for code, operation in _OPERATIONS.items()}
 
@@ -356,7 +382,10 @@ def _load_legacy(stream: mmap.mmap, unpickler: Callable[..., _Unpickler]) -> Any
     for _ in range(3):  # the magic number, version and system
         unpickler().load()
     content = unpickler(settings=True, storage=allocate).load()
-    for key in unpickler().load():
+    keys = unpickler().load()
+    if not isinstance(keys, list) or {*keys} != storages.keys():
+        raise ValueError("it lacks values of some tensors")
+    for key in keys:
         storage, count = storages[key], int.from_bytes(stream.read(8), "little")
         data = stream.read(len(storage))
         if len(data) < len(storage) or len(storage) % max(count, 1):

@@ -117,6 +117,8 @@ def test_fields_of_foreign_files_are_ignored(toy, saved):
         ("categories", ["cat", "dog"]),
         ("categories", [{"id": "7", "name": "cat"}]),
         ("override", [3]),
+        ("categories", [{"id": 1 << 70, "name": "cell"}]),
+        ("categories", [{"id": 1, "name": "cell", "skeleton": [[[1, 2]]]}]),
         ("training", None),
     ],
 )

@@ -113,10 +113,16 @@ def test_imports_of_a_checkpoint_are_ignored(built, tmp_path, tiny_config):
         ({"config": "SOLVER: ["}, r"config in .*w\.pth: is not YAML"),
         ({"override": ["resize=never"]}, r"w\.pth: its override must be field=value: res"),
         ({"convention": "yolo"}, r"w\.pth: has the unknown convention 'yolo'"),
+        (
+            {"categories": [{"id": 1, "name": "cell"}]},
+            r"names 1 categories, .* detects 3\. Correct",
+        ),
     ],
 )
-def test_invalid_fields_name_the_checkpoint(toy, built, tiny_config, fields, message):
-    content = {"model": toy.state_dict(), "convention": "detlite", "config": tiny_config().dump()}
+def test_invalid_fields_name_the_checkpoint(built, tiny_config, fields, message):
+    cfg = tiny_config()
+    model = build_model(cfg).state_dict()
+    content = {"model": model, "convention": "detlite", "config": cfg.dump()}
     error = ConfigError if "unknown config key" in message else CheckpointError
     with pytest.raises(error, match=message):
         built(content | fields)

@@ -166,9 +166,17 @@ NESTED = b"I1\n\x85" + b"".join(b"q%ch%c\x86" % (k, k) for k in range(60))
         (b"\x80\x02]q\x00c_codecs\nencode\nq\x01X" + (1 << 20).to_bytes(4, "little")
          + b"a" * (1 << 20) + b"q\x020(" + b"h\x01h\x02\x85R" * 40 + b"e.", "until it fills"),
         (b"\x80\x02ctorch._utils\n_rebuild_device_tensor_from_numpy\n.", "_from_numpy"),
+        (b"\x80\x02ctorch\nSize\n]R.", "call of partial"),
+        (b"\x80\x02N)R.", "call of NoneType"),
+        (b"\x80\x02](I1\n\x90.", "set or object of another class"),
+        (b"\x80\x02N)}\x92.", "set or object of another class"),
+        (b"\x80\x02}(" + b"".join(b"I%d\n\x85N" % k for k in range(5000)) + b"u.", "4096 unusual"),
+        (b"\x80\x02ccollections\nOrderedDict\nq\x00" + b"h\x00)R0" * (1 << 20) + b"N.",
+         "more than 16777216 operations"),
     ],
     ids=["nested keys", "two states", "long key", "large key", "long size", "key of d", "dtype",
-         "codec", "state of a list", "bytearray", "repeated", "numpy tensor"],
+         "codec", "state of a list", "bytearray", "repeated", "numpy tensor",
+         "call with a list", "call of None", "items of a set", "class", "unusual keys", "calls"],
 )  # fmt: skip
 def test_hostile_pickles_are_refused_at_once(tmp_path, suffix, pickled, message):
     path = tmp_path / f"w{suffix}"
@@ -228,3 +236,32 @@ def test_all_dense_tensors_are_read(tmp_path, old):
             assert read[name] == value
     read["parameter"].zero_()
     assert read["shared"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "model", [{"a": [[1.0, 2.0], [3.0, 4.0]]}, {1: torch.ones(2)}, {None: torch.ones(2)}]
+)
+def test_state_dicts_have_names_and_arrays(tmp_path, model):
+    """Nested lists could refer to each other: a short file would be a huge tensor."""
+    torch.save({"model": model, "categories": [], "convention": ""}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="is neither a tensor nor an array"):
+        read_checkpoint(tmp_path / "w.pth")
+
+
+def test_arrays_from_the_same_bytes_are_separate(tmp_path):
+    data = np.ones(1 << 16, np.float32)  # numpy copies small ones anyway
+    state = (1, data.shape, data.dtype, False, data.tobytes())
+    array = [Calls(np._core.multiarray._reconstruct, np.ndarray, (0,), b"b", state=state)
+             for _ in range(2)]  # fmt: skip
+    model = read_checkpoint(write(tmp_path / "w.pkl", dict(zip("ab", array, strict=True)), 3)).model
+    model["a"].zero_()
+    assert model["b"].all()
+
+
+def test_old_files_without_values(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
+    text = (tmp_path / "w.pth").read_bytes()
+    end = text.rindex(b"\x80\x02]")
+    (tmp_path / "w.pth").write_bytes(text[:end] + pickle.dumps([], 2))
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        read_checkpoint(tmp_path / "w.pth")
