@@ -6,7 +6,7 @@ Torch stores a CRC-32 of every record but does not check it, so reading checks i
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from detlite.checkpoint.file_kinds import explain_kind
-from detlite.errors import CheckpointError, DamagedCheckpointError
+from detlite.errors import CheckpointError, DamagedCheckpointError, one_line
 from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.files.errors import RefusedFileError, RefusedPickleError
 from detlite.files.reading import check_regular
@@ -167,8 +167,8 @@ def read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
         for name in _FIELDS
         if isinstance(content.get(name), type(getattr(defaults, name)))
     }
-    if not all(map(_is_category, valid.get("categories", ()))):
-        del valid["categories"]
+    with suppress(ValueError, KeyError):
+        valid["categories"] = read_categories(valid.pop("categories"))
     if not all(isinstance(item, str) for item in valid.get("override", ())):
         del valid["override"]
     invalid = [name for name in _FIELDS if name not in valid]
@@ -177,22 +177,33 @@ def read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
     return valid
 
 
-def _is_category(row: Any) -> bool:
-    """Return True for {"id", "name"} with other members of texts, numbers and lists of them."""
+def read_categories(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return categories with printable names, which become part of configs, files and messages.
 
-    def is_plain(value: Any, depth: int) -> bool:
-        if isinstance(value, list):  # skeletons are lists of pairs
-            return (
-                depth > 0
-                and len(value) <= _MAX_MEMBERS
-                and all(is_plain(x, depth - 1) for x in value)
-            )
-        return value is None or isinstance(value, (str, int, float))
+    Rows {"id", "name"} may have other members: texts, numbers and lists of them, such as the names
+    of keypoints. ValueError for others, and for equal ids.
+    """
+    categories = [_read_category(row) for row in rows]
+    if len({row["id"] for row in categories}) < len(categories):
+        raise ValueError("two categories have the same id")
+    return categories
 
-    if not isinstance(row, dict) or not all(is_plain(value, 2) for value in row.values()):
-        return False
-    number = row.get("id")
-    return isinstance(row.get("name"), str) and type(number) is int and abs(number) < 1 << 63
+
+def _read_category(row: Any) -> dict[str, Any]:
+    def printable(value: Any, depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return one_line(value)
+        # Skeletons are lists of pairs.
+        if isinstance(value, (list, tuple)) and depth < 2 and len(value) <= _MAX_MEMBERS:
+            return [printable(item, depth + 1) for item in value]
+        if value is None or isinstance(value, (int, float)):
+            return value
+        raise ValueError(f"invalid category: it has a {type(value).__name__}")
+
+    known = isinstance(row, dict) and isinstance(row.get("name"), str)
+    if not known or type(row.get("id")) is not int or abs(row["id"]) >= 1 << 63:
+        raise ValueError("invalid category: it needs an integer id and a name")
+    return {str(key): printable(value) for key, value in row.items()}
 
 
 def _load(path: Path) -> Any:

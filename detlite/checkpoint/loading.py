@@ -124,7 +124,13 @@ def _check_values(path: Path, source: Mapping[str, Tensor], target: Mapping[str,
                 f"{path}: {name} is {value.dtype}, not floating point: quantized weights cannot be "
                 "loaded; use the file from before the quantization"
             )
-        if is_float and not value.float().isfinite().all():
+        try:
+            is_finite = not is_float or bool(value.float().isfinite().all())
+        except NotImplementedError as error:  # a type of packed numbers
+            raise CheckpointError(
+                f"{path}: {name} is {value.dtype}, which torch cannot convert"
+            ) from error
+        if not is_finite:
             raise CheckpointError(
                 f"{path}: {name} contains NaN or infinity: training diverged, or the file is "
                 "damaged; use an earlier checkpoint"

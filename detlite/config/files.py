@@ -13,6 +13,7 @@ from detlite.files.reading import read_file
 
 _MAX_BYTES = 1 << 24
 _MAX_VALUES, _MAX_DEPTH = 100_000, 100
+_SCALAR, _MAX_SCALAR = 100, 10_000  # characters that count as one value; of one value
 _MAX_NUMBER = 100  # characters
 _MAX_FILES = 100  # that a config is made of
 
@@ -55,14 +56,14 @@ def read_chain(
     files.append(path)
     if len(files) > _MAX_FILES:  # files that name a _BASE_ twice lead to 2 ** depth files
         raise ConfigError(f"{files[0]}: is made of more than {_MAX_FILES} files by their _BASE_")
-    if path.resolve() in [child.resolve() for child in children]:
-        raise ConfigError(f"{origin}{path}: is its own _BASE_, directly or through other files")
     if path.suffix == ".py":
         raise ConfigError(
             f"{path}: is Python, like mmdetection's configs. detlite reads YAML: start from a file "
             "in configs/ or run `detlite init`"
         )
     try:
+        if path.resolve() in [child.resolve() for child in children]:
+            raise ConfigError(f"{origin}{path}: is its own _BASE_, directly or through other files")
         content = parse_yaml(read_file(path, _MAX_BYTES).decode(), path)
     except OSError as error:
         places = f" in {path.parent.absolute()} or detlite's own configs"
@@ -70,6 +71,10 @@ def read_chain(
         raise ConfigError(f"{origin}{path}: cannot be read ({error.strerror}){place}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not YAML: {error}. Save it as UTF-8") from error
+    except ConfigError:
+        raise
+    except (RuntimeError, ValueError) as error:  # a circular link, or a null character
+        raise ConfigError(f"{origin}{path}: cannot be read ({error})") from error
     content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: contains {type(content).__name__} instead of keys and values")
@@ -87,8 +92,9 @@ def parse_yaml(text: str, source: Path) -> Any:
     """Parse the YAML text of a file.
 
     Raises:
-        ConfigError: the text is not YAML, repeats a key, is nested too deeply, or has more than
-            100,000 values, counted where aliases refer to them.
+        ConfigError: the text is not YAML, repeats a key, is nested too deeply, has a value of more
+            than 10,000 characters, or more than 100,000 values, counted where aliases refer to
+            them.
     """
     try:
         _check_size(text, source)
@@ -118,12 +124,14 @@ def _check_size(text: str, source: Path) -> None:
         elif isinstance(event, yaml.AliasEvent):
             is_recursive = event.anchor in [anchor for anchor, _ in parents]
             count += _MAX_VALUES if is_recursive else sizes.get(event.anchor, 0)
-        elif isinstance(event, yaml.NodeEvent):
-            if isinstance(event, yaml.CollectionStartEvent):
-                parents.append((event.anchor, count))
-            else:
-                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            parents.append((event.anchor, count))
             count += 1
+        elif isinstance(event, yaml.ScalarEvent):
+            if (characters := len(event.value)) > _MAX_SCALAR:
+                raise ConfigError(f"{source}: a value has {characters} characters")
+            sizes[event.anchor] = 1 + characters // _SCALAR
+            count += sizes[event.anchor]
         if len(parents) > _MAX_DEPTH:
             raise ConfigError(f"{source}: is nested too deeply, more than {_MAX_DEPTH} levels")
         if count > _MAX_VALUES:
@@ -145,6 +153,8 @@ def _merge_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:
         return
     merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{path}: {prefix.removesuffix('.')} has a key that is no text")
         first_key, first = merged.setdefault(str(key.value), (key, value))
         if first is value:
             continue
@@ -183,8 +193,10 @@ def expand_path(text: str) -> Path:
     """Expand `~` and variables in a path, see `expand_variables`. Raises ConfigError."""
     text = expand_variables(text)
     try:
+        if "\0" in text:
+            raise ValueError("a path cannot have a null character")
         return Path(text).expanduser()
-    except (RuntimeError, ValueError) as error:  # an unknown user, or a null character
+    except (RuntimeError, ValueError) as error:  # an unknown user
         raise ConfigError(f"{text!r}: {error}") from error
 
 

@@ -110,6 +110,14 @@ def test_fields_of_foreign_files_are_ignored(toy, saved):
     assert (checkpoint.config, checkpoint.training) == ("", {})
 
 
+def test_names_of_categories_are_printable(toy, saved):
+    """They become part of configs, of tables and of files with a name per line."""
+    row = {"id": 1, "name": "a\nb\x1b", "keypoints": ["\x07top"]}
+    content = {"model": toy.state_dict(), "categories": [row], "convention": "detlite"}
+    (row,) = read_checkpoint(saved(content)).categories
+    assert (row["name"], row["keypoints"]) == (r"a\nb\x1b", [r"\x07top"])
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -118,6 +126,7 @@ def test_fields_of_foreign_files_are_ignored(toy, saved):
         ("categories", [{"id": "7", "name": "cat"}]),
         ("override", [3]),
         ("categories", [{"id": 1 << 70, "name": "cell"}]),
+        ("categories", [{"id": 1, "name": "cell"}, {"id": 1, "name": "other"}]),
         ("categories", [{"id": 1, "name": "cell", "skeleton": [[[1, 2]]]}]),
         ("training", None),
     ],

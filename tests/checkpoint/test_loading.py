@@ -27,6 +27,7 @@ NORM = "norm.bias"
 CATEGORIES = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
 
 
+PACKED = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
 DAMAGED = torch.tensor([0.0, math.nan, 0.0, math.inf])
 TABLE = r"""9 of 11 entries fit
  +entry +in the file +in the model
@@ -42,6 +43,7 @@ TABLE = r"""9 of 11 entries fit
          {"reinit_heads": True}, TABLE),
         ({"depth.weight": torch.zeros(2)}, {}, r"11 of 11 entries fit\. The file only has"),
         ({f"x{n}": torch.zeros(1) for n in range(100)}, {}, r"\.\.\. and 60 more"),
+        ({NORM: PACKED}, {}, f"{NORM} is torch.float4_e2m1fn_x2, which torch cannot convert"),
         ({NORM: DAMAGED}, {}, f"{NORM} contains NaN or infinity"),
         ({NORM: torch.ones(4, dtype=torch.int8)}, {}, rf"{NORM} is torch\.int8, not float"),
         (ToyDetector(5, 4), {}, r"MODEL\.REINIT_HEADS True.*cls_score\.weight  \[5, 4\]"),

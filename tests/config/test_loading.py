@@ -49,6 +49,9 @@ def test_file_changes_only_its_keys(write):
             + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")),
             "has more than 100000 values",
         ),
+        ("a: " + "x" * 10_001, "a value has 10001 characters"),
+        (f"a: &a {'x' * 9999}\nb: [{'*a, ' * 2000}]", "has more than 100000 values"),
+        ("[1, 2]: 3", "has a key that is no text"),
         ("just words", "contains str instead of keys and values"),
         ("MODEL:\nSEED: 1", "unknown config key MODEL (a section with keys such as MODEL."),
         ("MODEL: 3", "unknown config key MODEL (a section with keys such as MODEL."),
@@ -195,12 +198,20 @@ def test_bases(write, files, expected):
             },
             r"0\.yaml: is made of more than 100 files",
         ),
+        ({"a.yaml": '_BASE_: "b\\0.yaml"'}, "cannot be read .embedded null"),
+        ({"a.yaml": 'IMPORTS: ["b\\0.py"]'}, "a path cannot have a null character"),
     ],
 )
 def test_invalid_bases(write, files, message):
     file = write_all(write, files)
     with pytest.raises(ConfigError, match=message):
         load_config(file)
+
+
+def test_circular_link(tmp_path):
+    (tmp_path / "a.yaml").symlink_to("a.yaml")
+    with pytest.raises(ConfigError, match=r"a\.yaml: cannot be read"):
+        load_config(tmp_path / "a.yaml")
 
 
 # ---- overrides

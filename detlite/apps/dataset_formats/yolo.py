@@ -32,6 +32,9 @@ _ANGLE = (
     "`category x1 y1 x2 y2 x3 y3 x4 y4` in fractions, which are read"
 )
 _SIXTH = "Scores and track numbers are not used. If they are angles, export four corners instead."
+_MAX_CATEGORIES, _MAX_POINTS = 100_000, 1000
+# Reads all values as texts.
+_TEXT_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _LABEL_LINE = re.compile(r"\s*\d+(\.0+)?(\s+[-+.\deE]+){4,}\s*$")
 
 
@@ -109,6 +112,8 @@ def _description(tree: FileTree, conversion: Conversion) -> tuple[Path, dict[str
         lines = filter(_LABEL_LINE.match, _all_lines(tree))
         numbers = [int(float(line.split()[0])) for line in lines]
         count = content["nc"] if type(content.get("nc")) is int else max(numbers, default=0) + 1
+        if count > _MAX_CATEGORIES:
+            raise DataError(f"{file}: has {count} categories, more than {_MAX_CATEGORIES}")
         named = [(file, [str(number) for number in range(count)])]
         text = "Add `names` to data.yaml, or a classes.txt with a name per line."
         conversion.findings.add("categories without names are numbered", text, str(file), "file")
@@ -125,12 +130,14 @@ def _read_keypoints(content: dict[str, Any], file: Path) -> _LabelInfo:
     """Return the meaning of labels by `names`, `kpt_shape` and `kpt_names`. Raises DataError."""
     shape = content.get("kpt_shape") or [0, 3]
     is_pair = isinstance(shape, list) and len(shape) == 2 and type(shape[0]) is int
-    if not (is_pair and shape[1] in (2, 3)):
+    if not (is_pair and 0 <= shape[0] <= _MAX_POINTS and shape[1] in (2, 3)):
         raise DataError(f"{file}: kpt_shape is {short_repr(shape)}, not [number of points, 2 or 3]")
     count, dimensions = shape
     points = content.get("kpt_names") or [f"keypoint {number + 1}" for number in range(count)]
     if isinstance(points, dict):  # ultralytics: for each category
         points = next(iter(points.values()))
+    if not isinstance(points, list):
+        raise DataError(f"{file}: kpt_names is {short_repr(points)}, not a list of names")
     if len(points) != count:
         raise DataError(f"{file}: kpt_names has {len(points)} names, but kpt_shape {count} points")
     return _LabelInfo(content["names"], list(map(str, points)), dimensions)
@@ -150,7 +157,7 @@ def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
                 raise DataError(str(error)) from error
             continue
         if "names" in content:  # as texts: otherwise, no is False and 007 is 7
-            content["names"] = yaml.load(text, yaml.BaseLoader).get("names", content["names"])
+            content["names"] = yaml.load(text, _TEXT_LOADER).get("names", content["names"])
         if "names" in content or {"nc", "train"} <= content.keys():
             yield file, content
     files = _by_depth([file for file in tree.files if _NAME_FILES.fullmatch(file.name)])

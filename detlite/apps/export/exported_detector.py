@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.checkpoint.files import read_categories
 from detlite.checkpoint.stored_config import explain_imports
 from detlite.config import ConfigError, changed, config_from
 from detlite.config.files import parse_yaml
 from detlite.errors import CheckpointError
 from detlite.files.atomic_write import atomic_path
-from detlite.files.errors import short_reason, short_repr
+from detlite.files.errors import short_reason
 from detlite.files.reading import open_stored_zip
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
@@ -126,16 +127,14 @@ def read_exported(
 def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, DetectionModel]:
     """Build the model that the metadata of a file describes, with random weights."""
     content = json.loads(metadata)
-    for category in content["categories"]:
-        if not isinstance(category["id"], int) or not isinstance(category["name"], str):
-            raise ValueError(f"invalid category {short_repr(category)}")
+    categories = read_categories(content["categories"])
     config = parse_yaml(content["config"], path)
     config.pop("IMPORTS", None)  # loading weights must not run code
     with explain_imports(content["config"], path, "IMPORTS" in opts[::2]):
         cfg = config_from(config, path, opts)
         model = build_model(cfg, path.stat().st_size)
     model.use_memory_format()  # as when it was exported
-    model.categories = content["categories"]
+    model.categories = categories
     return cfg, model.eval()
 
 

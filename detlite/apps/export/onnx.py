@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.errors import CheckpointError
+from detlite.files.errors import short_reason
 from detlite.modeling.detection_model import DetectionModel
 
 from .exported_program import Run, export_program, output_names
@@ -26,6 +27,7 @@ _METADATA_KEY = "detlite"
 _OPSET = 18
 _LOWEST_SCORE = -3.4e38
 _NO_LIMIT = 2**31 - 1
+_FATAL = 4  # of onnxruntime's severities
 
 
 def write_onnx(path: Path, metadata: str, model: DetectionModel) -> None:
@@ -99,9 +101,16 @@ def onnx_run(path: Path) -> tuple[str, Run]:
             run_limited(path, arrays)
             options = runtime.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()
+            options.log_severity_level = _FATAL  # errors are raised as well
             providers = ["CPUExecutionProvider"]
             sessions.append(runtime.InferenceSession(path, options, providers=providers))
-        return [torch.from_numpy(x) for x in sessions[0].run(None, arrays)]
+        try:
+            return [torch.from_numpy(x) for x in sessions[0].run(None, arrays)]
+        except Exception as error:  # onnxruntime raises various types, and does not export them
+            shapes = ", ".join(str(list(x.shape)) for x in inputs)
+            raise CheckpointError(
+                f"{path}: cannot run on inputs of {shapes} ({short_reason(error)})"
+            ) from error
 
     return metadata, run
 

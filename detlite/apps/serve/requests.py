@@ -94,7 +94,7 @@ def refusal_of(error: Exception, limits: Limits) -> Refusal:
     if isinstance(error, asyncio.TimeoutError):
         return Refusal(504, f"there was no result within {limits.seconds:g} seconds")
     if isinstance(error, TooLargeError):
-        return Refusal(413, f"the image has more than {limits.pixels} pixels")
+        return Refusal(413, str(error).removeprefix("bytes: ").partition(". ")[0])
     if isinstance(error, DataError):
         return Refusal(422, f"the image cannot be read: {str(error).removeprefix('bytes: ')}")
     logger.error("a batch failed", exc_info=error)

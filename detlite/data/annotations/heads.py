@@ -15,6 +15,7 @@ from .notation import Row
 
 _AS_INTEGERS = "They are read as integers."
 _MAX_SIDE = 1 << 31  # pixels
+_MAX_NAME = 1000  # characters
 
 
 def _read_id(ids: Ids, written: Any, findings: Findings, where: str, kind: str) -> int:
@@ -169,6 +170,8 @@ def read_categories(
     for row in entries:
         example = f"id {short_repr(row['id'])}, name {short_repr(row['name'])}"
         category_id = _read_id(ids, row["id"], findings, example, "category")
+        if (length := len(str(row["name"]))) > _MAX_NAME:
+            raise DataError(f"{file}: the name of a category has {length} characters")
         name = one_line(row["name"])  # it becomes part of configs, tables and messages
         if name != row["name"]:
             effect = "Their text is used, with control characters escaped."

@@ -36,6 +36,9 @@ NO_PAGE, ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
 _MAX_TILE_VALUES = 1 << 26  # of a tile that is larger than its image
 # Formats with further images that are previews or layers, not pages.
 _UNPAGED = ("MPO", "PSD")
+_MIN_FRAME = (
+    10  # bytes of a frame, at least; the number of a PNG's frames is a number in its header
+)
 _BAND_PIXELS = 1 << 24  # of a large image, copied at a time
 # Pillow modes that keep their channels; all others become RGB.
 _ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
@@ -91,6 +94,11 @@ class PillowImage(OpenImage):
             file.seek(self.pages[0])
         elif file.format not in _UNPAGED and (count := getattr(file, "n_frames", 1)) > 1:
             self.check_page_count(count)
+            position = stream.tell()
+            size = stream.seek(0, io.SEEK_END)
+            stream.seek(position)
+            if count * _MIN_FRAME > size:
+                raise DataError(f"the image is damaged: its header announces {count} frames")
             self.pages = range(count)
         self.size = file.height, file.width
         self.channels = len(file.getbands())

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from detlite import ConfigError, ops
-from detlite.apps.export.onnx import to_onnx
+from detlite.apps.export.onnx import onnx_run, to_onnx
+from detlite.errors import CheckpointError
 from detlite.modeling.backbone.windows import pad_to_multiple
 
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
@@ -110,3 +112,20 @@ def test_operators_without_a_translation(tmp_path):
     with pytest.raises(ConfigError, match=r"ONNX cannot express detlite\.heatmap_peaks.*openvino"):
         export_function(ops.heatmap_peaks, [maps, boxes], [0, 0], tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_the_runtime_are_explained(tmp_path, capfd):
+    node = onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])
+    shape = onnx.numpy_helper.from_array(np.array([4, 4]), "shape")
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, sides)
+              for name, sides in (("x", ["h", "w"]), ("y", [4, 4]))]  # fmt: skip
+    graph = onnx.helper.make_graph([node], "g", values[:1], values[1:], [shape])
+    options = {"opset_imports": [onnx.helper.make_opsetid("", 18)], "ir_version": 10}
+    model = onnx.helper.make_model(graph, **options)
+    onnx.helper.set_model_props(model, {"detlite": "{}"})
+    onnx.save(model, tmp_path / "a.onnx")
+    _, run_file = onnx_run(tmp_path / "a.onnx")
+    assert run_file(torch.ones(2, 8))[0].shape == (4, 4)
+    with pytest.raises(CheckpointError, match=r"a\.onnx: cannot run on inputs of \[5, 8\] \("):
+        run_file(torch.ones(5, 8))
+    assert not capfd.readouterr().err

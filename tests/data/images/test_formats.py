@@ -142,17 +142,24 @@ def test_pixels_of_every_page_are_limited(tmp_path, channels):
         read_image(source, page=1, options=ImageOptions(60 * 80, channels=channels))
 
 
-def test_the_number_of_pages_is_limited(tmp_path):
+@pytest.mark.parametrize(
+    ("count", "error", "message"),
+    [
+        (1 << 30, TooLargeError, "the image has 1073741824 pages, more than"),
+        (250, DataError, "damaged: its header announces 250 frames"),
+    ],
+)
+def test_the_number_of_pages_is_limited(tmp_path, count, error, message):
     """The header of an animated PNG may state any number of frames."""
     frame = Image.fromarray(BANDS[:, :, :3])
     frame.save(tmp_path / "a.png", save_all=True, append_images=[frame.rotate(180)])
     data = bytearray((tmp_path / "a.png").read_bytes())
     start = data.index(b"acTL")
-    data[start + 4 : start + 8] = struct.pack(">I", 1 << 31 - 1)
+    data[start + 4 : start + 8] = struct.pack(">I", count)
     data[start + 12 : start + 16] = struct.pack(">I", zlib.crc32(data[start : start + 12]))
     (tmp_path / "a.png").write_bytes(data)
     for source in (tmp_path / "a.png", bytes(data)):
-        with pytest.raises(TooLargeError, match="the image has 1073741824 pages, more than"):
+        with pytest.raises(error, match=message):
             count_pages(source)
 
 
