@@ -104,12 +104,17 @@ def test_shared_containers(width, depth, dots, check):
     check(read, saved({"model": content}), ".pth")
 
 
+# A tensor with 2**28 values, which are one of a storage.
+_REPEATED = (
+    b"ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\n"
+    b"X\1\0\0\x000X\3\0\0\0cpuK\x04tQK\0J\0\0\0\x10\x85K\0\x85\x89}tR"
+)
 # Parts of a pickle: numbers, containers, references, and every object that checkpoints may have.
 _OPERATIONS = [
     b"K\x01", b"J\xff\xff\xff\xff", b"N", b"\x88", b"X\x01\0\0\0a", b"C\x02ab", b"(", b")", b"]",
     b"}", b"\x8f", b"\x85", b"\x86", b"\x87", b"t", b"a", b"e", b"s", b"u", b"\x90", b"\x91",
     b"0", b"2", b"1", b"q\0", b"q\x01", b"h\0", b"h\x01", b"\x94", b"R", b"b", b"\x81", b"\x92",
-    b"o", b"Q", b".",
+    b"o", b"Q", b".", _REPEATED,
     *(
         f"c{module}\n{name}\n".encode()
         for module, name in [
@@ -124,6 +129,8 @@ _OPERATIONS = [
 
 
 @given(parts=st.lists(st.sampled_from(_OPERATIONS), max_size=40), in_zip=st.booleans())
+@example(parts=[b"ctorch\nSize\n", _REPEATED, b"R"], in_zip=True)
+@example(parts=[_REPEATED, b"(", b"K\x01", b"\x90"], in_zip=True)
 def test_pickles_of_any_operations(parts, in_zip, check):
     data = b"\x80\x02" + b"".join(parts) + b"."
     if in_zip:
