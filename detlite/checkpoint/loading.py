@@ -108,11 +108,6 @@ def load_weights(
             "MODEL.REINIT_HEADS True to initialize them instead", path,
         )  # fmt: skip
     if checkpoint.categories and not fresh and not is_by_name:
-        if len(checkpoint.categories) != model.num_classes - 1:
-            raise CheckpointError(
-                f"{path}: names {len(checkpoint.categories)} categories, but its model detects "
-                f"{model.num_classes - 1}. Correct MODEL.ROI_BOX_HEAD.NUM_CLASSES"
-            )
         model.categories = checkpoint.categories
 
 
@@ -261,6 +256,11 @@ def build_with_weights(cfg: CfgNode, checkpoint: Checkpoint) -> DetectionModel:
     """
     model = build_model(cfg, checkpoint.path.stat().st_size)
     load_weights(model, checkpoint, training_state=True)
+    if model.categories and len(model.categories) != model.num_classes - 1:
+        raise CheckpointError(
+            f"{checkpoint.path}: names {len(model.categories)} categories, but its model detects "
+            f"{model.num_classes - 1}. Correct MODEL.ROI_BOX_HEAD.NUM_CLASSES"
+        )
     if not model.categories:
         labels = range(1, model.num_classes)
         model.categories = [{"id": label, "name": f"class {label}"} for label in labels]
