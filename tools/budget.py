@@ -23,7 +23,7 @@ LIMITS = {
     "imports of own modules for types only": 10,
     "circles of modules": 0,
     "lines of code that engine.trainer needs": 7_505,
-    "lines of tests": 44_260,
+    "lines of tests": 44_265,
     "lines of benchmark programs": 3_500,
     "config keys": 225,
 }
