@@ -129,7 +129,9 @@ def _check_size(text: str, source: Path) -> None:
             count += 1
         elif isinstance(event, yaml.ScalarEvent):
             if (characters := len(event.value)) > _MAX_SCALAR:
-                raise ConfigError(f"{source}: a value has {characters} characters")
+                raise ConfigError(
+                    f"{source}: a value has {characters} characters, more than {_MAX_SCALAR}"
+                )
             sizes[event.anchor] = 1 + characters // _SCALAR
             count += sizes[event.anchor]
         if len(parents) > _MAX_DEPTH:
@@ -154,7 +156,8 @@ def _merge_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:
     merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}: {prefix.removesuffix('.')} has a key that is no text")
+            line = key.start_mark.line + 1
+            raise ConfigError(f"{path}: the key in line {line} is a list or a section, not a text")
         first_key, first = merged.setdefault(str(key.value), (key, value))
         if first is value:
             continue

@@ -192,7 +192,9 @@ class _Unpickler(pickle._Unpickler):
         # A tensor would be taken apart into as many arguments as it has rows.
         is_short = isinstance(arguments, tuple) and len(arguments) <= _MAX_PARTS
         if not isinstance(function, partial) or not is_short:
-            raise RefusedPickleError(f"call of {_shown(function)}")
+            raise RefusedPickleError(
+                "call of an object, or with other arguments than a short tuple"
+            )
         return function(*arguments)
 
     def _spend(self, data: Any) -> bytes:
@@ -252,7 +254,9 @@ class _Unpickler(pickle._Unpickler):
                 raise RefusedPickleError(f"key of type {type(key).__name__}")
             self._other_keys += not isinstance(key, (str, int))
             if self._other_keys > _MAX_OTHER_KEYS:
-                raise RefusedPickleError(f"dict with more than {_MAX_OTHER_KEYS} unusual keys")
+                raise RefusedPickleError(
+                    f"{_MAX_OTHER_KEYS} keys that are neither texts nor integers"
+                )
             target[key] = value
 
     def load_refused(self) -> None:

@@ -98,6 +98,6 @@ def describe_formats(device: torch.device) -> str:
 def _warn_of_slow_format(dtype: str) -> None:
     required = {"bfloat16": "AMX, or AVX512-BF16 of AMD", "float16": "AMX-FP16"}[dtype]
     logger.warning(
-        "DTYPE is %s, which is slower than float32 on this processor, because it lacks fast "
-        "instructions for it (%s). Set DTYPE to auto or float32.", dtype, required,
+        "DTYPE is %s, which is slower than float32 on most processors without %s, such as this "
+        "one. Set DTYPE to auto or float32.", dtype, required,
     )  # fmt: skip

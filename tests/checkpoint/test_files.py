@@ -111,7 +111,7 @@ def test_fields_of_foreign_files_are_ignored(toy, saved):
 
 
 def test_names_of_categories_are_printable(toy, saved):
-    """They become part of configs, of tables and of files with a name per line."""
+    """Names become part of configs, of tables and of files with a name per line."""
     row = {"id": 1, "name": "a\nb\x1b", "keypoints": ["\x07top"]}
     content = {"model": toy.state_dict(), "categories": [row], "convention": "detlite"}
     (row,) = read_checkpoint(saved(content)).categories

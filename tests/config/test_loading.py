@@ -51,7 +51,7 @@ def test_file_changes_only_its_keys(write):
         ),
         ("a: " + "x" * 10_001, "a value has 10001 characters"),
         (f"a: &a {'x' * 9999}\nb: [{'*a, ' * 2000}]", "has more than 100000 values"),
-        ("[1, 2]: 3", "has a key that is no text"),
+        ("[1, 2]: 3", "the key in line 1 is a list or a section"),
         ("just words", "contains str instead of keys and values"),
         ("MODEL:\nSEED: 1", "unknown config key MODEL (a section with keys such as MODEL."),
         ("MODEL: 3", "unknown config key MODEL (a section with keys such as MODEL."),

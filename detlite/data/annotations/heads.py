@@ -171,7 +171,10 @@ def read_categories(
         example = f"id {short_repr(row['id'])}, name {short_repr(row['name'])}"
         category_id = _read_id(ids, row["id"], findings, example, "category")
         if (length := len(str(row["name"]))) > _MAX_NAME:
-            raise DataError(f"{file}: the name of a category has {length} characters")
+            raise DataError(
+                f"{file}: the name of category {category_id} has {length} characters, "
+                f"more than {_MAX_NAME}"
+            )
         name = one_line(row["name"])  # it becomes part of configs, tables and messages
         if name != row["name"]:
             effect = "Their text is used, with control characters escaped."

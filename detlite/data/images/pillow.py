@@ -98,7 +98,9 @@ class PillowImage(OpenImage):
             size = stream.seek(0, io.SEEK_END)
             stream.seek(position)
             if count * _MIN_FRAME > size:
-                raise DataError(f"the image is damaged: its header announces {count} frames")
+                raise DataError(
+                    f"the image is damaged: its header announces {count} frames in {size} bytes"
+                )
             self.pages = range(count)
         self.size = file.height, file.width
         self.channels = len(file.getbands())

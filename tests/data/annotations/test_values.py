@@ -55,7 +55,11 @@ def test_missing_files(content, write_set, tmp_path, annotations, images, messag
         ("images", {"width": "w" * 5000}, r"has width: 'w{79}\.\.\. \(5002 characters\), which"),
         ("categories", {"id": 3}, "id 3 occurs twice in 'categories'"),
         ("categories", {"name": None}, "has name: None"),
-        ("categories", {"name": "x" * 1001}, "the name of a category has 1001 characters"),
+        (
+            "categories",
+            {"name": "x" * 1001},
+            "the name of category 7 has 1001 characters, more than 1000",
+        ),
         ("categories", {"name": "dog"}, "categories 7 and 3 have the same name 'dog'"),
     ],
 )
