@@ -52,7 +52,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("detlite._C")
     if name not in _MODULES:
         raise AttributeError(f"module 'detlite' has no attribute {name!r}")
-    importlib.import_module("detlite.threads").wait_passively()  # before torch is imported
+    importlib.import_module("detlite.threads").configure_cpu_libraries()  # before torch is imported
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from detlite import threads
-from detlite.threads import limit_threads, usable_cores, wait_passively
+from detlite.threads import configure_cpu_libraries, limit_threads, usable_cores
+
+CACHE_CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 
 
 @pytest.fixture
@@ -28,21 +30,24 @@ def linux(monkeypatch, tmp_path):
 def test_threads_wait_passively_unless_the_user_decides(monkeypatch):
     for name in threads._WAIT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(CACHE_CAPACITY, "7")
     monkeypatch.setenv("GOMP_SPINCOUNT", "99")
-    wait_passively()
+    configure_cpu_libraries()
     assert "OMP_WAIT_POLICY" not in os.environ
     monkeypatch.delenv("GOMP_SPINCOUNT")
-    wait_passively()
+    configure_cpu_libraries()
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert os.environ[CACHE_CAPACITY] == "7"
     monkeypatch.delenv("OMP_WAIT_POLICY")
 
 
-POLICY_WHEN_TORCH_IS_IMPORTED = """
+ENVIRONMENT_WHEN_TORCH_IS_IMPORTED = """
 import os, sys, detlite
 class Finder:
     def find_spec(self, name, *_):
         if name == "torch":
-            sys.exit(print(os.environ["OMP_WAIT_POLICY"]))
+            print(os.environ["OMP_WAIT_POLICY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
+            sys.exit()
 print("OMP_WAIT_POLICY" in os.environ)
 sys.meta_path.insert(0, Finder())
 """
@@ -51,11 +56,12 @@ sys.meta_path.insert(0, Finder())
 @pytest.mark.parametrize(
     "use", ["detlite.train", "from detlite.apps.cli.main import main; main(['doctor'])"]
 )
-def test_the_policy_is_set_before_torch_is_imported(use):
-    environment = {k: v for k, v in os.environ.items() if k not in threads._WAIT_VARIABLES}
-    command = [sys.executable, "-c", POLICY_WHEN_TORCH_IS_IMPORTED + use]
+def test_the_environment_is_set_before_torch_is_imported(use):
+    names = (*threads._WAIT_VARIABLES, CACHE_CAPACITY)
+    environment = {k: v for k, v in os.environ.items() if k not in names}
+    command = [sys.executable, "-c", ENVIRONMENT_WHEN_TORCH_IS_IMPORTED + use]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert printed.stdout.split() == ["False", "PASSIVE"]
+    assert printed.stdout.split() == ["False", "PASSIVE", "16384"]
 
 
 @pytest.mark.parametrize(

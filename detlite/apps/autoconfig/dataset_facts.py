@@ -19,7 +19,6 @@ class DatasetFacts:
 
     Attributes:
         single_images: train on one image per step, because the time allows few steps.
-        shrink: factor of the image size that suits the objects.
         minutes: time limit of the training, and a sentence about the timing; None: no limit.
         step_seconds: duration of a training step, if it was timed.
         processes: number of processes that train together.
@@ -30,7 +29,6 @@ class DatasetFacts:
     val: DatasetStatistics | None
     machine: Resources
     single_images: bool = False
-    shrink: float = 1.0
     minutes: tuple[float, str] | None = None
     step_seconds: float | None = None
     processes: int = 1

@@ -11,7 +11,6 @@ _STEP = 32  # pixels: network inputs are padded to multiples of it
 _OBJECT_SIDE = 28  # pixels that a small object should have: seven cells of the finest feature map
 _MAX_ENLARGEMENT = 2.0
 _MIN_SIZE = 256
-_MIN_OBJECT_SIDE, _MIN_SHRUNK_SIZE = 14, 128  # in a short training, and of its images
 _MAX_SIZE = {"CPU": 640, "GPU": 800}
 # Side of the network input for a tile. A side of a tile has room for _TILE_OBJECTS large objects.
 # Tiles are used if they increase the scale by _TILE_GAIN, and if the short side of the images is at
@@ -137,18 +136,13 @@ def _test_size(facts: DatasetFacts, values: Values) -> tuple[int, str]:
     small, objects, _ = _small_objects(train, train.sides / short[train.owners])
     required = _OBJECT_SIDE / small
     high = min(_MAX_ENLARGEMENT * median, maximum)
-    full = min(max(required, _MIN_SIZE), high)
-    # With less, small objects or whole scenes are not recognized, even with many steps.
-    needed = min(max(_MIN_OBJECT_SIDE / small, _MIN_SHRUNK_SIZE), full)
-    size = _round_up(max(full * facts.shrink, needed))
+    size = _round_up(min(max(required, _MIN_SIZE), high))
     lost = float((train.sides * size / short[train.owners] < TINY).mean())
     reason = (
         f"{objects} have sides below {small:.1%} of the short side of their image (median "
         f"{median:.0f} pixels), or {_OBJECT_SIDE} pixels if it has {required:.0f}; at most "
         f"{high:.0f}"
     )
-    if facts.shrink < 1:
-        reason += f"; times {facts.shrink:g} to fit into the minutes, but at least {needed:.0f}"
     if lost > 0.05:
         reason += f". {lost:.0%} of the objects are then smaller than {TINY} pixels and will hardly"
         reason += " be detected: INPUT.TILE, which cuts images into tiles, would help more"

@@ -1,9 +1,8 @@
-"""Time training steps, and choose a batch and an image size that fit into a number of minutes.
+"""Time training steps, and choose a batch that fits into a number of minutes.
 
 The number of steps decides short trainings. If half of the recommended steps
-(`training_steps.recommended_steps`) do not fit into the time, each step trains on one image, and
-images shrink until they do, but not below the size that the objects need. In 5 and in 15 minutes,
-more epochs on smaller images had the same or better results (docs/training.md).
+(`training_steps.recommended_steps`) do not fit into the time, each step trains on one image.
+Smaller images, whose steps are faster, gained nothing (benchmarks/results/recipes/minutes.md).
 """
 
 import logging
@@ -31,16 +30,12 @@ from .training_steps import MIN_FRACTION, input_pixels, recommended_steps
 
 _MIN_IMAGES = 8  # because image sizes and the number of objects vary
 _TIMING_FRACTION, _MAX_TIMING = 0.1, 60.0  # of the minutes; seconds
-# Fraction of the time of the fastest step that is assumed to grow with its pixels. It was 0.3 for
-# one image of 128 pixels with Lite0 on one core.
-_PIXEL_FRACTION = 0.5
-_SHRINK = (1.0, 0.75, 0.5)  # factors on the image size
 
 _logger = logging.getLogger(__name__)
 
 
 class _Candidate:
-    """A batch size and image size: their choices, and pixels per step."""
+    """A batch size: its choices, recommended steps, and pixels per step."""
 
     def __init__(self, facts: DatasetFacts, values: Values) -> None:
         self.facts, self.choices = facts, choose(facts, values)
@@ -50,17 +45,8 @@ class _Candidate:
         batch, size = chosen["SOLVER.IMS_PER_BATCH"], chosen["INPUT.MIN_SIZE_TEST"]
         self.pixels = batch * input_pixels(adapted, chosen)
         self.name = f"{batch} image{'s' * (batch > 1)} of {size} pixels per step"
-
-
-def _candidates(facts: DatasetFacts, values: Values) -> list[_Candidate]:
-    """Return the candidates, from the largest to the fastest."""
-    is_fixed = values.keys() & {"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"}
-    found: dict[str, _Candidate] = {}
-    for is_single, shrink in ((False, 1.0), *((True, factor) for factor in _SHRINK)):
-        if shrink == 1 or not is_fixed:
-            one = _Candidate(replace(facts, single_images=is_single, shrink=shrink), values)
-            found.setdefault(one.name, one)  # the objects may need the size of a previous one
-    return [*found.values()]
+        if passes := chosen.get("MODEL.ROI_BOX_HEAD.PASSES"):
+            self.name += f", {passes} pass{'es' * (passes > 1)} of the box head"
 
 
 def fit_to_minutes(
@@ -71,9 +57,9 @@ def fit_to_minutes(
 ) -> DatasetFacts:
     """Return facts from which `choose` derives a config for SOLVER.MAX_MINUTES of training.
 
-    Without SOLVER.MAX_MINUTES, or with several processes, the facts are unchanged. The fastest
-    candidate is timed, and the largest one if that does not take too long; times of the others
-    grow linearly with the pixels of a step.
+    Without SOLVER.MAX_MINUTES, or with several processes, the facts are unchanged. Steps of one
+    image are timed, and those of the usual batch if that does not take too long; otherwise their
+    time is assumed to be proportional to the pixels, which is an upper limit.
 
     Args:
         values: the keys that are already decided.
@@ -82,34 +68,33 @@ def fit_to_minutes(
         progress: called with lines of text.
 
     Raises:
-        ConfigError: no candidate fits into the GPU memory.
+        ConfigError: a step of one image does not fit into the GPU memory.
     """
     minutes = values.get("SOLVER.MAX_MINUTES")
     if not minutes or facts.processes > 1:
         return facts
     limit = min(_TIMING_FRACTION * 60 * minutes, _MAX_TIMING)
     progress(f"timing training steps on this machine, for about {limit:.0f} seconds")
-    candidates, end = _candidates(facts, values), perf_counter() + limit
-    largest, fastest = candidates[0], candidates[-1]
+    end = perf_counter() + limit
+    single, batch = (_Candidate(replace(facts, single_images=x), values) for x in (True, False))
     try:
-        seconds = step_timer(fastest.choices, limit / 2)
+        seconds = {single: step_timer(single.choices, limit / 2)}
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"{fastest.name} do not fit into the GPU memory: stop other programs that use the GPU, "
-            "or train on the CPU with CUDA_VISIBLE_DEVICES set to an empty value"
+            f"a training step ({single.name}) does not fit into the GPU memory: stop other "
+            "programs that use the GPU, or train on the CPU with CUDA_VISIBLE_DEVICES set to an "
+            "empty value"
         ) from error
-    per_pixel, left = _PIXEL_FRACTION * seconds / fastest.pixels, end - perf_counter()
-    growth = per_pixel * (largest.pixels - fastest.pixels)
-    if growth > 0 and 2 * (seconds + growth) <= left:
+    if batch.name != single.name:
+        slowest, left = seconds[single] * batch.pixels / single.pixels, end - perf_counter()
         try:
-            longer = step_timer(largest.choices, left) - seconds
-            per_pixel = max(longer, 0) / (largest.pixels - fastest.pixels)
+            fits = 2 * slowest <= left
+            seconds[batch] = step_timer(batch.choices, left) if fits else slowest
         except torch.OutOfMemoryError:
-            progress(f"{largest.name}: too large for the GPU memory")
-            candidates = candidates[1:]
+            progress(f"{batch.name}: too large for the GPU memory")
     lines = []
-    for chosen in candidates:
-        step = seconds + per_pixel * (chosen.pixels - fastest.pixels)
+    for chosen in reversed(seconds):  # the batch first
+        step = seconds[chosen]
         steps = int(minutes * 60 / step)
         recommended = f"{chosen.steps} recommended steps"
         lines.append(f"{chosen.name}: {step:.2g} seconds, {steps} of {recommended}")
@@ -128,9 +113,11 @@ def mean_step_seconds(
 ) -> float:
     """Return the mean duration of training steps, including loading, after `warm_up` steps.
 
-    The weights are random, because they do not affect the duration. After `max_seconds`, which
-    include building the model, no further step is timed, but at least one is. No file is written.
-    By default, three steps are timed, or more for at least eight images.
+    The weights are random, because they do not affect the duration. Each batch is trained twice,
+    and the second time counts: in the first one, oneDNN compiles the convolutions for its shape,
+    which a run does once per shape. After `max_seconds`, which include building the model, no
+    further step is timed, but at least one is. No file is written. By default, three steps are
+    timed, or more for at least eight images.
     """
     end = perf_counter() + max_seconds
     steps = warm_up + (steps or max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH)))
@@ -146,8 +133,12 @@ def mean_step_seconds(
     batches = iter(build_train_loader(cfg, train_set))
     seconds: list[float] = []
     while ((start := perf_counter()) < end and len(seconds) < steps) or not seconds:
-        train_step(*next(batches))
-        if model.device.type != "cpu":
-            torch.accelerator.synchronize()
-        seconds.append(perf_counter() - start)
+        batch = next(batches)
+        loading = perf_counter() - start
+        for _ in range(2):
+            start = perf_counter()
+            train_step(*batch)
+            if model.device.type != "cpu":
+                torch.accelerator.synchronize()
+        seconds.append(loading + perf_counter() - start)
     return mean(seconds[warm_up:] or seconds[-1:])

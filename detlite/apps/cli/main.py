@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from detlite import __version__, errors
 from detlite.files.errors import DataError
-from detlite.threads import wait_passively
+from detlite.threads import configure_cpu_libraries
 
 from . import data, info, models, prediction, removed, reports, training
 from .options import collect_overrides
@@ -81,7 +81,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Parse the arguments of one command, run it and return its exit status."""
-    wait_passively()  # before the command imports torch
+    configure_cpu_libraries()  # before the command imports torch
     parser = build_parser(name)
     for word, value in pairwise([*arguments, "-"]):
         for option in (word.partition("=")[0], word.replace("=", " ", 1), f"{word} {value}"):
