@@ -118,7 +118,8 @@ def test_interrupt_of_a_command_is_one_line(monkeypatch, capsys):
 def test_tools_only_call_the_command(name, repo_root):
     tree = ast.parse((repo_root / "tools" / f"{name}_net.py").read_text())
     assert len(tree.body) == 4  # a docstring, two imports, the call
-    assert f"main(['{name}', *sys.argv[1:]])" in ast.unparse(tree)
+    (call,) = tree.body[-1].body
+    assert ast.unparse(call) == f"sys.exit(main(['{name}', *sys.argv[1:]]))"
 
 
 def test_pairs_may_have_an_equals_sign_and_follow_the_values_of_an_option():
