@@ -4,6 +4,8 @@ import contextlib
 import io
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -369,6 +371,12 @@ def write_predictions(
         for entry in entries:
             run.add(entry)
         run.finish()
+
+
+def run_python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process; `options` are those of `subprocess.run`."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def leave_drawings_empty(patch: Any) -> None:
