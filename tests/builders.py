@@ -68,6 +68,18 @@ TINY_FPN: dict[str, Any] = {
 }
 
 
+# Overrides that make any model with an FPN small, and the images that it reads.
+NARROW: dict[str, Any] = {
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
+    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
+    "INPUT.MIN_SIZE_TRAIN": (64,),
+    "INPUT.MIN_SIZE_TEST": 64,
+}
+
+
 def tiny_config(*opts: Any, c4: bool = False) -> CfgNode:
     """Return the config of a tiny Mask R-CNN with FPN, or with C4, changed by `opts`."""
     settings = TINY | ({"MODEL.BACKBONE.CONV_BODY": "R-18-C4"} if c4 else TINY_FPN)

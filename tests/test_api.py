@@ -26,23 +26,16 @@ from detlite.data.datasets.catalog import DATASETS
 from detlite.engine.hooks import HOOKS, Hook
 from detlite.engine.run_files import run_lock
 from detlite.modeling.build import META_ARCHITECTURES
-from tests.builders import leave_drawings_empty
+from tests.builders import NARROW, leave_drawings_empty
 
 # Overrides for a small model and a short run.
-SMALL = {
+SMALL = NARROW | {
     "MODEL.DEVICE": "cpu",
-    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
-    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
-    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
     "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 100,
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 50,
     "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 30,
-    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
     "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
-    "INPUT.MIN_SIZE_TRAIN": (64,),
-    "INPUT.MIN_SIZE_TEST": 64,
     "DATALOADER.NUM_WORKERS": 0,
     "SOLVER.MAX_ITER": 2,
     "SOLVER.IMS_PER_BATCH": 2,
