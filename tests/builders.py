@@ -4,6 +4,8 @@ import contextlib
 import io
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -63,6 +65,18 @@ TINY_FPN: dict[str, Any] = {
     "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": 2,
     "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
     "MODEL.ROI_MASK_HEAD.RESOLUTION": 28,
+}
+
+
+# Overrides that make any model with an FPN small, and the images that it reads.
+NARROW: dict[str, Any] = {
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
+    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
+    "INPUT.MIN_SIZE_TRAIN": (64,),
+    "INPUT.MIN_SIZE_TEST": 64,
 }
 
 
@@ -369,6 +383,12 @@ def write_predictions(
         for entry in entries:
             run.add(entry)
         run.finish()
+
+
+def run_python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process; `options` are those of `subprocess.run`."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def leave_drawings_empty(patch: Any) -> None:

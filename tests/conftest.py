@@ -56,26 +56,16 @@ def default_signals() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def short_shutdowns() -> Iterator[None]:
-    """Let torch wait shortly, not twice five seconds, for a loader process that cannot end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
-        yield
+def temporary_cache_without_waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the indexes of datasets in a temporary folder, and wait for nothing.
 
-
-@pytest.fixture(scope="session", autouse=True)
-def without_fsync() -> Iterator[None]:
-    """Let files be written without waiting for the disk; no test cuts the power."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda descriptor: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the indexes of datasets in a temporary folder."""
+    Torch would wait twice five seconds for a loader process that cannot end. Files are written
+    without waiting for the disk, because no test cuts the power.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DETLITE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+        patch.setattr("os.fsync", lambda descriptor: None)
         yield
 
 

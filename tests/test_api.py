@@ -26,23 +26,16 @@ from detlite.data.datasets.catalog import DATASETS
 from detlite.engine.hooks import HOOKS, Hook
 from detlite.engine.run_files import run_lock
 from detlite.modeling.build import META_ARCHITECTURES
-from tests.builders import leave_drawings_empty
+from tests.builders import NARROW, leave_drawings_empty
 
 # Overrides for a small model and a short run.
-SMALL = {
+SMALL = NARROW | {
     "MODEL.DEVICE": "cpu",
-    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
-    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
-    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
     "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 100,
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 50,
     "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 30,
-    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
     "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
-    "INPUT.MIN_SIZE_TRAIN": (64,),
-    "INPUT.MIN_SIZE_TEST": 64,
     "DATALOADER.NUM_WORKERS": 0,
     "SOLVER.MAX_ITER": 2,
     "SOLVER.IMS_PER_BATCH": 2,
@@ -56,9 +49,10 @@ SHORT = {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 1}
 
 @pytest.fixture(scope="module", autouse=True)
 def machine():
-    """Pretend that no pretrained weights are installed, and draw nothing."""
+    """Pretend that no pretrained weights are installed, draw nothing, and report nothing."""
     with pytest.MonkeyPatch.context() as patch:
         leave_drawings_empty(patch)
+        patch.setattr("detlite.apps.report.run_drawings.report_page", lambda runs: "page")
         resources = Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
         patch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: resources)
         yield
@@ -126,12 +120,12 @@ def counter():
 
 @pytest.fixture(scope="module")
 def trained(shapes, counter, tmp_path_factory):
-    """Result of a run without a config."""
-    folder = tmp_path_factory.mktemp("trained") / "run"
+    """Result of a run without a config, with a report."""
     train_data, test_data = shapes
     return detlite.train(
-        data=train_data, test_data=test_data, output_dir=folder, overrides=SMALL, hooks=[counter]
-    )
+        data=train_data, test_data=test_data, output_dir=tmp_path_factory.mktemp("trained") / "run",
+        overrides=SMALL | {"TEST.REPORT": True}, hooks=[counter],
+    )  # fmt: skip
 
 
 def test_training_with_data_only(trained, counter, shapes):
@@ -150,8 +144,12 @@ def test_training_with_data_only(trained, counter, shapes):
     assert len(categories) + 1 == cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
     assert cfg.MODEL.MASK_ON
     assert cfg.SOLVER.LR_SCHEDULE == "cosine"
-    for name in ("curves.png", "detections.png", "log.txt"):
+    for name in ("curves.png", "detections.png", "last_checkpoint", "report.html"):
         assert (trained.output_dir / name).exists()
+    assert "AP50" in (trained.output_dir / "log.txt").read_text()
+    losses, *_ = (trained.output_dir / "metrics.jsonl").read_text().splitlines()
+    names = {"loss_objectness", "loss_rpn_box", "loss_classifier_stage1", "loss_mask"}
+    assert {*names, "loss_box_stage1"} <= json.loads(losses).keys()
 
 
 def test_without_a_config_detlite_init_chooses_it(shapes, tmp_path, configs, capsys):
@@ -198,7 +196,8 @@ def test_evaluation_reproduces_the_metrics_of_training(trained, shapes, tmp_path
     result = detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
     assert result.metrics == trained.metrics
     assert (result.weights, result.output_dir) == (trained.weights, tmp_path)
-    assert (tmp_path / "results_test.json").exists()
+    results = [(run.output_dir / "results_test.json").read_bytes() for run in (result, trained)]
+    assert results[0] == results[1]
     by_config = detlite.evaluate(
         config=trained.output_dir / "config.yaml",
         overrides={"MODEL.WEIGHT": str(trained.weights), "OUTPUT_DIR": str(tmp_path)},
@@ -292,18 +291,6 @@ def test_resuming_does_not_need_the_initial_weights(trained, shapes, tmp_path):
     assert read_checkpoint(result.weights).training["iteration"] == 2
 
 
-@pytest.mark.slow
-def test_resuming_with_the_same_arguments_keeps_the_config(trained, shapes, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(trained.output_dir, folder)
-    detlite.train(
-        data=shapes[0], test_data=shapes[1], output_dir=folder, overrides=SMALL, resume=True
-    )
-    log = (folder / "log.txt").read_text()
-    assert "resumed" in log
-    assert "another config" not in log
-
-
 def test_a_folder_is_split_into_training_and_test_data(shapes, tmp_path):
     folder, opts = photos(shapes[0], tmp_path / "photos"), SMALL | SHORT
     result = detlite.train(data=str(folder), output_dir=tmp_path / "run", overrides=opts)
@@ -358,6 +345,9 @@ def test_minutes_and_resuming(timed, shapes, tmp_path):
     assert [one.MODEL.ROI_MASK_HEAD.CONV_LAYERS for one in timed] == [(16,)] * 2
     resumed = detlite.train(**call, overrides=overrides, resume=True)
     assert read_checkpoint(resumed.weights).training["iteration"] == training["iteration"]
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "resumed" in log
+    assert "another config" not in log
     with pytest.raises(ConfigError, match="already contains a run"):
         detlite.train(**call, overrides=overrides)
     assert len(timed) == 2  # not with the config of a run, nor in a folder that is refused

@@ -27,6 +27,7 @@ from detlite.config import KEYS, ConfigError, load_config
 from detlite.config.maskrcnn_benchmark import RESTATING
 from detlite.config.removed import NO_EFFECT
 from detlite.registry import Registry
+from tests.builders import write_weights
 from tests.test_docs import PAGES, ROOT, page_name, without_code
 
 _KEYS = {key.name for key in KEYS} | NO_EFFECT.keys() | RESTATING.keys()
@@ -81,14 +82,8 @@ def reader(
     }
     Path("cells.yaml").write_text(tiny_config(*sum(training.items(), ())).dump())
     cfg = tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3)
-    checkpoint = {
-        "model": detlite.build_model(cfg).state_dict(),
-        "config": cfg.dump(),
-        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
-        "convention": "detlite",
-    }
     Path("output/demo").mkdir(parents=True)
-    torch.save(checkpoint, "output/demo/model_final.pth")
+    write_weights(cfg, Path("output/demo/model_final.pth"), {1: "cat", 2: "dog"})
     stack = [Image.new("L", (16, 12), level) for level in (0, 50, 100, 150)]
     stack[0].save("stack.tif", save_all=True, append_images=stack[1:])
     boxes, masks = torch.tensor([[10.0, 20.0, 50.0, 60.0]]), torch.ones(1, 96, 128).bool()

@@ -9,34 +9,16 @@ import pytest
 
 # A part imports itself and the parts to its left.
 ORDER = (
-    "files",
-    "config",
-    "structures",
-    "ops",
-    "modeling",
-    "data",
-    "evaluation",
-    "checkpoint",
-    "conversion",
-    "inference",
-    "engine",
-    "api",
-    "apps",
-)
+    "files", "config", "structures", "ops", "modeling", "data", "evaluation", "checkpoint",
+    "conversion", "inference", "engine", "api", "apps",
+)  # fmt: skip
 # Small modules that every part may import. They import one another only.
 SHARED = {"conventions", "distributed", "errors", "registry", "threads"}
 ALLOWED = {
     **{part: {*ORDER[: index + 1], *SHARED} for index, part in enumerate(ORDER)},
     **dict.fromkeys(SHARED, SHARED),
-    "__init__": {
-        "ops",
-        "api",
-        "config",
-        "errors",
-        "inference",
-        "modeling",
-        "threads",
-    },  # the public names
+    # The public names.
+    "__init__": {"ops", "api", "config", "errors", "inference", "modeling", "threads"},
     "__main__": {"apps"},
 }
 ALLOWED["files"], ALLOWED["config"] = {"files"}, {"files", "config", *SHARED}

@@ -1,20 +1,15 @@
 """Test the package's public names, which are imported on first use."""
 
-import subprocess
-import sys
-
 import pytest
 
 import detlite
+from tests.builders import run_python
 
 
 @pytest.mark.parametrize("module", ["detlite", "detlite.config", "detlite.conventions"])
 def test_import_is_free_of_torch_and_numpy(repo_root, module):
     program = f"import sys, {module}; print(sorted({{'torch', 'numpy'}} & sys.modules.keys()))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=repo_root, text=True, capture_output=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    assert run_python(program, cwd=repo_root, check=True).stdout == "[]\n"
 
 
 def test_public_names_are_complete():
@@ -42,10 +37,7 @@ def test_unknown_names_are_attribute_errors():
 @pytest.mark.slow
 def test_kernels_are_imported_without_importing_torch_first(repo_root):
     program = "from detlite import _C; print(_C.nms.__name__)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=repo_root, text=True, capture_output=True, check=True
-    )
-    assert done.stdout == "nms\n"
+    assert run_python(program, cwd=repo_root, check=True).stdout == "nms\n"
 
 
 @pytest.mark.slow
@@ -53,7 +45,4 @@ def test_prediction_does_not_import_torchvision():
     """The import of torchvision takes longer than that of everything else in detlite."""
     modules = "detlite.inference.predictor, detlite.apps.batch_predict.predict_run"
     program = f"import sys, {modules}; print({{'torchvision', 'sympy'}} & {{*sys.modules}})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], text=True, capture_output=True, check=True
-    )
-    assert done.stdout == "set()\n"
+    assert run_python(program, check=True).stdout == "set()\n"

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 
 from detlite.apps.cli.main import main
 from detlite.config import load_config
 from detlite.modeling import build_model
+from tests.builders import tiny_config
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
 
@@ -62,7 +62,7 @@ class Project:
         self.folder, self.annotations, self.images = folder, annotations, images
         self.content: Any = json.loads(annotations.read_text())
         self.entry = {"name": "cells", "annotations": str(annotations), "images": str(images)}
-        self.model: dict[str, Any] = {"NUM_CLASSES": 3, "MLP_HEAD_DIM": 16}
+        self.classes = 3  # with the background
 
     def file(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -71,26 +71,14 @@ class Project:
         return path
 
     def config(self) -> Path:
-        resnets = {"STEM_OUT_CHANNELS": 8, "RES2_OUT_CHANNELS": 8, "BACKBONE_OUT_CHANNELS": 16}
-        settings = {
-            "_BASE_": "_base_/from_scratch_fpn.yaml",
-            "OUTPUT_DIR": str(self.folder / "run"),
-            "DATASETS": {"ROOT": str(self.folder), "CATALOG": [self.entry], "TRAIN": ["cells"]},
-            "INPUT": {"MIN_SIZE_TRAIN": 64, "MIN_SIZE_TEST": 64},
-            "MODEL": {
-                "DEVICE": "cpu",
-                "MASK_ON": True,
-                "GROUP_NORM": {"NUM_GROUPS": 4},
-                "RESNETS": resnets,
-                "RPN": {"FPN_POST_NMS_TOP_N_TRAIN": 50, "FPN_POST_NMS_TOP_N_TEST": 30},
-                "ROI_BOX_HEAD": self.model,
-                "ROI_MASK_HEAD": {"CONV_LAYERS": [16]},
-            },
-            "SOLVER": {"MAX_ITER": 1, "IMS_PER_BATCH": 1},
-            "DATALOADER": {"NUM_WORKERS": 0},
-            "TEST": {"REPORT": False},
-        }
-        return self.file("mine.yaml", yaml.safe_dump(settings))
+        cfg = tiny_config(
+            "OUTPUT_DIR", str(self.folder / "run"), "DATASETS.ROOT", str(self.folder),
+            "DATASETS.CATALOG", [self.entry], "DATASETS.TRAIN", ("cells",),
+            "MODEL.ROI_BOX_HEAD.NUM_CLASSES", self.classes, "DATALOADER.NUM_WORKERS", 0,
+            "INPUT.MIN_SIZE_TRAIN", 64, "INPUT.MIN_SIZE_TEST", 64,
+            "SOLVER.MAX_ITER", 1, "SOLVER.IMS_PER_BATCH", 1,
+        )  # fmt: skip
+        return self.file("mine.yaml", cfg.dump())
 
     def train(self, *opts: Any, text: bytes = b"") -> list[Any]:
         """Return the arguments of a training; `text`: of the annotation file."""
@@ -165,7 +153,7 @@ MISTAKES: dict[str, Callable[[Project], list[Any]]] = {
     "YOLO text files are in pixels": yolo_in_pixels,
     "images were resized after labeling": resized_images,
     "NUM_CLASSES does not include the background": with_change(
-        lambda p: p.model.update(NUM_CLASSES=2)
+        lambda p: setattr(p, "classes", 2)
     ),
     "the learning rate is too high": with_opts(
         "SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0

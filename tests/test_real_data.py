@@ -33,15 +33,9 @@ def load_real(data_root, tmp_path, monkeypatch):
         subset.write_text(json.dumps(content))
         catalog = [e for e in cfg.DATASETS.CATALOG if e is not entry]
         catalog.append({**entry, "annotations": str(subset)})
-        run = (
-            "OUTPUT_DIR",
-            str(tmp_path),
-            "DATASETS.CATALOG",
-            catalog,
-            "DATALOADER.NUM_WORKERS",
-            0,
-        )
-        return load_config(CONFIGS / name, [*run, "TEST.IMS_PER_BATCH", 1, *opts])
+        run = ("OUTPUT_DIR", str(tmp_path), "DATASETS.CATALOG", catalog)
+        batches = ("DATALOADER.NUM_WORKERS", 0, "TEST.IMS_PER_BATCH", 1)
+        return load_config(CONFIGS / name, [*run, *batches, *opts])
 
     return load
 

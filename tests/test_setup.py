@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,12 +42,9 @@ def build(load_setup, monkeypatch):
         module = load_setup(platform)
         from torch.utils import cpp_extension
 
-        def recorder(kind: str) -> Any:
-            def make(name: str, sources: list[str], **options: Any) -> setuptools.Extension:
-                arguments.update(kind=kind, sources=sources, **options)
-                return setuptools.Extension(name, sources)
-
-            return make
+        def record(kind: str, name: str, sources: list[str], **options: Any) -> Any:
+            arguments.update(kind=kind, sources=sources, **options)
+            return setuptools.Extension(name, sources)
 
         class Build(cpp_extension.BuildExtension):
             def run(self) -> None:
@@ -54,8 +52,8 @@ def build(load_setup, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "which", lambda name, **options: f"/bin/{name}")
-            patch.setattr(cpp_extension, "CppExtension", recorder("cpu"))
-            patch.setattr(cpp_extension, "CUDAExtension", recorder("cuda"))
+            patch.setattr(cpp_extension, "CppExtension", partial(record, "cpu"))
+            patch.setattr(cpp_extension, "CUDAExtension", partial(record, "cuda"))
             patch.setattr(cpp_extension, "BuildExtension", Build)
             declared = module["options"]()["ext_modules"]
             distribution = Distribution({"name": "detlite", "ext_modules": declared})

@@ -1,9 +1,8 @@
 """Test that freed memory is kept and reused."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.builders import run_python
 
 PROGRAM = """
 import resource, torch
@@ -31,10 +30,7 @@ print(kept, before, in_thread, page_faults_later())
 
 @pytest.mark.slow
 def test_pages_are_cleared_once_in_all_threads():
-    output = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    kept, before, in_thread, in_main = output.stdout.split()
+    kept, before, in_thread, in_main = run_python(PROGRAM, check=True).stdout.split()
     if kept == "True":  # this system has glibc
         assert max(int(in_thread), int(in_main)) < int(before) / 10
     else:

@@ -54,7 +54,7 @@ def train_and_detect() -> Callable[[Path], None]:
     return run
 
 
-def _narrow(cfg: CfgNode) -> list[Any]:
+def _narrow(cfg: CfgNode) -> dict[str, Any]:
     few = dict(_FEW)
     body = cfg.MODEL.BACKBONE.CONV_BODY
     if not body.startswith(("R-18", "R-34")):
@@ -62,7 +62,7 @@ def _narrow(cfg: CfgNode) -> list[Any]:
         few["MODEL.RESNETS.WIDTH_PER_GROUP"] = 8 if cfg.MODEL.RESNETS.NUM_GROUPS == 1 else 1
     if "-FPN" in body:
         few["MODEL.RESNETS.BACKBONE_OUT_CHANNELS"] = 16
-    return [item for pair in few.items() for item in pair]
+    return few
 
 
 def _batch(cfg: CfgNode) -> tuple[list[Tensor], list[dict[str, Tensor]]]:

@@ -1,8 +1,6 @@
 """Atomic writes: a failure leaves the old file, and no temporary file."""
 
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from detlite.files.atomic_write import (
 )
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
+from tests.builders import run_python
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ with atomic_open(Path(sys.argv[1])) as stream:
     stream.flush()
     os._exit(1)
 """
-    subprocess.run([sys.executable, "-c", code, str(file)], check=False)
+    run_python(code, file)
     assert len([*file.parent.iterdir()]) == 2
     write_json(file, {})
     assert [*file.parent.iterdir()] == [file]

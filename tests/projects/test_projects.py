@@ -14,15 +14,11 @@ from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.conventions import convention_of
 from detlite.inference.options import InferenceOptions, View, build_options
 from detlite.modeling.compilation import compile_losses
+from tests.builders import NARROW
 
-SMALL = {
-    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
+SMALL = NARROW | {
     "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 64,
     "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 3,
-    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
-    "INPUT.MIN_SIZE_TRAIN": (64,),
-    "INPUT.MIN_SIZE_TEST": 64,
     "SOLVER.IMS_PER_BATCH": 2,
     "SOLVER.LOG_PERIOD": 1,
     "DATASETS.TRAIN": ["data"],
@@ -50,7 +46,7 @@ def project(repo_root, tmp_path):
         file, keys = repo_root / "projects" / name / f"{name}.yaml", dict(SMALL)
         if name == "distillation":
             teacher_file, teacher_keys = find("bifpn")
-            cfg = detlite.load_config(teacher_file, [*sum(teacher_keys.items(), ())])
+            cfg = detlite.load_config(teacher_file, teacher_keys)
             weights, convention = detlite.build_model(cfg).state_dict(), convention_of(cfg).name
             teacher = tmp_path / "teacher.pth"
             save_checkpoint(Checkpoint(teacher, weights, CATEGORIES, cfg.dump(), convention))
@@ -63,7 +59,7 @@ def project(repo_root, tmp_path):
 @pytest.mark.parametrize("name", PROJECTS)
 def test_losses_with_and_without_padding(name, project):
     file, keys = project(name)
-    model = detlite.build_model(detlite.load_config(file, [*sum(keys.items(), ())])).train()
+    model = detlite.build_model(detlite.load_config(file, keys)).train()
     images = [torch.rand(3, 64, 96), torch.rand(3, 72, 64)]
     boxes = torch.tensor([[4.0, 6, 30, 40], [35, 20, 60, 50]])
     targets = [{"boxes": boxes[:n], "labels": torch.tensor([1, 2])[:n]} for n in (2, 0)]
@@ -84,7 +80,7 @@ def test_losses_with_and_without_padding(name, project):
 @pytest.mark.parametrize("name", PROJECTS)
 def test_compiled_losses_are_the_same(name, project):
     file, keys = project(name)
-    model = detlite.build_model(detlite.load_config(file, [*sum(keys.items(), ())])).train()
+    model = detlite.build_model(detlite.load_config(file, keys)).train()
     model.static_shapes = model.reads_foreground = True
     compiled = compile_losses(copy.deepcopy(model), backend="eager")
     images, boxes = [torch.rand(3, 64, 96)], torch.tensor([[4.0, 6, 30, 40], [35, 20, 60, 50]])
@@ -99,8 +95,7 @@ def test_compiled_losses_are_the_same(name, project):
 @pytest.mark.slow
 def test_bifpn_is_exported_with_any_size(project):
     file, keys = project("bifpn")
-    cfg = detlite.load_config(file, [*sum(keys.items(), ())])
-    backbone = detlite.build_model(cfg).backbone.eval()
+    backbone = detlite.build_model(detlite.load_config(file, keys)).backbone.eval()
     sides = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
     program = torch.export.export(backbone, (torch.rand(1, 3, 128, 192),), dynamic_shapes=(sides,))
     pixels = torch.rand(1, 3, 160, 288)
@@ -167,7 +162,7 @@ ATTRIBUTE_NAMES = {"large", "wide", "tall", "thin"}
 def test_losses_of_attributes(repo_root):
     """Train the head on an image with an object and one without."""
     file = repo_root / "projects" / "attributes" / "attributes.yaml"
-    model = detlite.build_model(detlite.load_config(file, [*sum(ATTRIBUTES.items(), ())])).train()
+    model = detlite.build_model(detlite.load_config(file, ATTRIBUTES)).train()
     boxes, masks = torch.tensor([[4.0, 6, 30, 40]]), torch.ones(1, 64, 96, dtype=torch.bool)
     target = {"boxes": boxes, "labels": torch.ones(1, dtype=torch.int64), "masks": masks}
     target["attributes"] = torch.tensor([[1.0, 0, 1, 0]])

@@ -17,12 +17,3 @@ def test_every_key_has_its_values_default_and_description():
         assert value
         assert default in ("unset", f"`{key.default!r}`")
         assert description.replace("&lt;", "<") == key.doc
-
-
-def test_values_describe_the_checks():
-    page = config_page()
-    assert "| `SOLVER.WARMUP_METHOD` | one of `'linear'`, `'constant'` | `'linear'` |" in page
-    assert "| `SOLVER.MOMENTUM` | float, at least 0, below 1 | `0.9` |" in page
-    assert "| `SOLVER.MAX_EPOCHS` | float, greater than 0, at most 1e+09 | unset |" in page
-    assert "| `MODEL.MASK_ON` | bool | `False` |" in page
-    assert "| `DATASETS.TRAIN` | list | `()` |" in page

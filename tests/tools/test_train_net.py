@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from detlite.apps.cli.main import main
 from detlite.checkpoint.files import read_checkpoint
 from tests.builders import write_shapes_config
 
@@ -33,6 +34,11 @@ def torchrun(program, *args, rendezvous=FREE_PORT, **env):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run(command, *args):
+    """Run a command of detlite, as the programs of tools/ do, and return its status."""
+    return main([command, *map(str, args)])
 
 
 def start(program, *args, **env):
@@ -62,6 +68,7 @@ def results(folder):
 
 def assert_same_results(one, other):
     one, other = results(one), results(other)
+    assert one
     for name in ("image_id", "category_id"):
         assert [row[name] for row in one] == [row[name] for row in other]
     for name in ("score", "bbox"):
@@ -73,42 +80,6 @@ def assert_same_results(one, other):
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("train_net")
     return write_shapes_config(folder / "tiny.yaml", folder / "data")
-
-
-@pytest.fixture(scope="module")
-def trained(run_tool, config):
-    """The folder of a complete run with a report, by the option of maskrcnn-benchmark."""
-    output = config.parent / "run"
-    opts = ["OUTPUT_DIR", output, "TEST.REPORT", True]
-    with pytest.MonkeyPatch.context() as patch:  # tests/apps/cli/test_report.py tests its content
-        patch.setattr("detlite.apps.report.run_drawings.report_page", lambda runs: "page")
-        assert run_tool("train_net.py", "--config-file", config, *opts) == 0
-    return output
-
-
-def test_training_writes_every_file(trained):
-    files = {file.name for file in trained.iterdir()}
-    assert files >= {
-        "config.yaml", "log.txt", "metrics.jsonl", "evaluation.json", "model_final.pth",
-        "last_checkpoint", "curves.png", "detections.png", "results_shapes_val.json",
-        "report.html",
-    }  # fmt: skip
-    metrics = json.loads((trained / "evaluation.json").read_text())
-    assert set(metrics) == {"bbox", "segm"}
-    assert 0 <= metrics["segm"]["AP"] <= 1
-    losses = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"} <= set(
-        losses[0]
-    )
-    assert "AP50" in (trained / "log.txt").read_text()
-
-
-def test_written_config_leads_to_the_same_evaluation(run_tool, trained, tmp_path):
-    opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
-    assert run_tool("test_net.py", "--config", trained / "config.yaml", *opts) == 0
-    assert results(tmp_path) == results(trained)
-    written = [json.loads((f / "evaluation.json").read_text()) for f in (tmp_path, trained)]
-    assert written[0] == written[1]
 
 
 @pytest.mark.slow
@@ -158,7 +129,7 @@ def test_interrupted_imports_print_no_traceback(config, tmp_path, library):
 
 
 @pytest.mark.slow
-def test_two_processes_train_one_model(run_tool, config, tmp_path):
+def test_two_processes_train_one_model(config, tmp_path):
     output = tmp_path / "run"
     opts = ["OUTPUT_DIR", output, "TEST.IMS_PER_BATCH", 2]
     printed = torchrun("train_net.py", "--config", config, *opts)
@@ -170,17 +141,17 @@ def test_two_processes_train_one_model(run_tool, config, tmp_path):
     # Both processes evaluated the saved model, including its batch statistics.
     opts = ["MODEL.WEIGHT", output / "model_final.pth", "TEST.IMS_PER_BATCH", 2]
     opts += ["OUTPUT_DIR", tmp_path / "again"]
-    assert run_tool("test_net.py", "--config", config, *opts) == 0
+    assert run("test", "--config", config, *opts) == 0
     assert_same_results(tmp_path / "again", output)
 
 
 @pytest.mark.slow
-def test_deterministic_runs_have_equal_weights(run_tool, config, tmp_path):
+def test_deterministic_runs_have_equal_weights(config, tmp_path):
     opts = ["SOLVER.DETERMINISTIC", True, "DATASETS.TEST", "()", "DATALOADER.NUM_WORKERS", 1]
     finals = []
     for name in ("one", "other"):
         output = tmp_path / name
-        assert run_tool("train_net.py", "--config", config, *opts, "OUTPUT_DIR", output) == 0
+        assert run("train", "--config", config, *opts, "OUTPUT_DIR", output) == 0
         assert not torch.are_deterministic_algorithms_enabled()  # as before the run
         finals.append(read_checkpoint(output / "model_final.pth").model)
     torch.testing.assert_close(*finals, rtol=0, atol=0)
@@ -216,23 +187,24 @@ def test_torchrun_restarts_after_a_killed_process(config, tmp_path, free_port):
 
 
 @pytest.mark.parametrize(
-    ("program", "opts", "message"),
+    ("command", "opts", "message"),
     [
-        ("train_net.py", ["DATASETS.TRAIN", "shapes_trian"], "did you mean 'shapes_train'"),
-        ("train_net.py", ["DATASETS.TRAIN", "()"], "DATASETS.TRAIN is empty"),
-        ("train_net.py", ["DATASETS.TRAIN", "coco_2014_train"],
+        ("train", ["DATASETS.TRAIN", "shapes_trian"], "did you mean 'shapes_train'"),
+        ("train", ["DATASETS.TRAIN", "()"], "DATASETS.TRAIN is empty"),
+        ("train", ["DATASETS.TRAIN", "coco_2014_train"],
          "coco/annotations/instances_train2014.json does not exist (images are expected in"),
-        ("train_net.py", ["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
+        ("train", ["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
          "the loss is not finite"),
-        ("test_net.py", [], "MODEL.WEIGHT is empty"),
-        ("test_net.py", ["DATASETS.TEST", "()", "MODEL.WEIGHT", "x.pth"], "DATASETS.TEST is empty"),
-        ("test_net.py", ["MODEL.WEIGHT", "x.pth"], "x.pth: cannot be read"),
-        ("test_net.py", ["OUTPUT_DIR", __file__, "MODEL.WEIGHT", "x.pth"],
+        ("test", [], "MODEL.WEIGHT is empty"),
+        ("test", ["DATASETS.TEST", "()", "MODEL.WEIGHT", "x.pth"], "DATASETS.TEST is empty"),
+        ("test", ["MODEL.WEIGHT", "x.pth"], "x.pth: cannot be read"),
+        ("test", ["OUTPUT_DIR", __file__, "MODEL.WEIGHT", "x.pth"],
          f"{__file__}: cannot be written to"),
     ],
 )  # fmt: skip
-def test_invalid_input(run_tool, config, tmp_path, capsys, program, opts, message):
-    assert run_tool(program, "--config", config, "OUTPUT_DIR", tmp_path, *opts) == 2
+def test_invalid_input(config, tmp_path, capsys, command, opts, message):
+    """The option `--config-file` is that of maskrcnn-benchmark."""
+    assert run(command, "--config-file", config, "OUTPUT_DIR", tmp_path, *opts) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error

@@ -24,6 +24,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,36 +113,29 @@ def default_pythons() -> list[str]:
     return [oldest, *[python for python in later if version_of(python)][-1:]]
 
 
-class Environment:
-    """A new virtual environment, and an empty folder in which its commands run."""
+def run_program(folder: Path, program: str, *arguments: str) -> str:
+    """Run a program of the virtual environment in `folder`, and return its output.
 
-    def __init__(self, folder: Path) -> None:
-        self.bin, self.folder = folder / "environment" / "bin", folder / "work"
-        self.folder.mkdir()
-        removed = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DETLITE_CACHE"}
-        self.variables = {key: value for key, value in os.environ.items() if key not in removed}
-        self.variables |= {"DETLITE_CACHE": str(folder / "cache"), "PYTHONNOUSERSITE": "1"}
-
-    def run(self, program: str, *arguments: str) -> str:
-        """Run a program of the environment and return its output.
-
-        Raises:
-            RuntimeError: the status is not 0.
-        """
-        start = time.monotonic()
-        done = subprocess.run(
-            [str(self.bin / program), *arguments],
-            cwd=self.folder,
-            env=self.variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        command = " ".join((program, *arguments))
-        print(f"  {time.monotonic() - start:6.1f} s  {command[:100]}", flush=True)
-        if done.returncode:
-            raise RuntimeError(f"{command}: status {done.returncode}\n{done.stdout[-5000:]}")
-        return done.stdout
+    Raises:
+        RuntimeError: the status is not 0.
+    """
+    removed = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    variables = {key: value for key, value in os.environ.items() if key not in removed}
+    variables |= {"DETLITE_CACHE": str(folder / "cache"), "PYTHONNOUSERSITE": "1"}
+    start = time.monotonic()
+    done = subprocess.run(
+        [str(folder / "environment" / "bin" / program), *arguments],
+        cwd=folder / "work",
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    command = " ".join((program, *arguments))
+    print(f"  {time.monotonic() - start:6.1f} s  {command[:100]}", flush=True)
+    if done.returncode:
+        raise RuntimeError(f"{command}: status {done.returncode}\n{done.stdout[-5000:]}")
+    return done.stdout
 
 
 def check_environment(wheel: Path, python: str, torch: str, folder: Path) -> None:
@@ -151,33 +145,34 @@ def check_environment(wheel: Path, python: str, torch: str, folder: Path) -> Non
         RuntimeError: a command failed.
     """
     subprocess.run([python, "-m", "venv", str(folder / "environment")], check=True)
-    environment = Environment(folder)
-    environment.run("pip", "install", "--quiet", *torch.split(), str(wheel))
-    output = environment.run("python", "-c", IMPORT)
+    run, work = partial(run_program, folder), folder / "work"
+    work.mkdir()
+    run("pip", "install", "--quiet", *torch.split(), str(wheel))
+    output = run("python", "-c", IMPORT)
     print(f"  {output.strip()}")
-    if str(environment.bin.parent) not in output:
+    if str(folder / "environment") not in output:
         raise RuntimeError("the imported detlite is not the one of the wheel")
-    environment.run("detlite", "doctor")
-    (environment.folder / "step.yaml").write_text(STEP)
-    environment.run("detlite", "train", "--config", "step.yaml")
-    environment.run("detlite", "report", "run", "--output", "report.html")
-    if "</html>" not in (environment.folder / "report.html").read_text(encoding="utf-8"):
+    run("detlite", "doctor")
+    (work / "step.yaml").write_text(STEP)
+    run("detlite", "train", "--config", "step.yaml")
+    run("detlite", "report", "run", "--output", "report.html")
+    if "</html>" not in (work / "report.html").read_text(encoding="utf-8"):
         raise RuntimeError("report.html is incomplete")
-    image = next(environment.folder.rglob("*.png"))
+    image = next(work.rglob("*.png"))
     weights = ("--weights", "run/model_final.pth")
-    environment.run("detlite", "predict", *weights, "--input", str(image), "--output", "detections")
-    run_operator_tests(environment)
+    run("detlite", "predict", *weights, "--input", str(image), "--output", "detections")
+    run_operator_tests(folder)
 
 
-def run_operator_tests(environment: Environment) -> None:
+def run_operator_tests(folder: Path) -> None:
     """Run the fast tests of tests/ops that need no checkout in the environment."""
-    tests = environment.folder / "tests"
+    tests = folder / "work" / "tests"
     shutil.copytree(ROOT / "tests" / "ops", tests / "ops")
     for name in ("__init__.py", "builders.py", "conftest.py"):
         shutil.copy(ROOT / "tests" / name, tests)
-    environment.run("pip", "install", "--quiet", "pytest", "hypothesis", "setuptools")
+    run_program(folder, "pip", "install", "--quiet", "pytest", "hypothesis", "setuptools")
     options = ("-q", "-x", "-m", "not slow", "--import-mode=importlib", "-p", "no:cacheprovider")
-    output = environment.run("python", "-m", "pytest", *options, "tests/ops")
+    output = run_program(folder, "python", "-m", "pytest", *options, "tests/ops")
     print(output.splitlines()[-1])
 
 

@@ -8,7 +8,7 @@ import pytest
 from detlite.apps.cli.main import main
 from detlite.apps.doctor.machine import Resources
 from detlite.config import load_config
-from tests.builders import tiny_config, write_noise, write_text, write_weights
+from tests.builders import NARROW, tiny_config, write_noise, write_text, write_weights
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
 
@@ -17,11 +17,7 @@ FAST = [
     "SOLVER.MAX_ITER", 1, "SOLVER.IMS_PER_BATCH", 1, "INPUT.MIN_SIZE_TRAIN", 64,
     "INPUT.MAX_SIZE_TRAIN", 96, "INPUT.MIN_SIZE_TEST", 64, "INPUT.MAX_SIZE_TEST", 96,
 ]  # fmt: skip
-FAST_R18 = [
-    *FAST, "MODEL.RESNETS.STEM_OUT_CHANNELS", 8, "MODEL.RESNETS.RES2_OUT_CHANNELS", 8,
-    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 16, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 16,
-    "MODEL.GROUP_NORM.NUM_GROUPS", 4,
-]  # fmt: skip
+FAST_R18 = [*FAST, *sum(NARROW.items(), ())]
 
 KINDS = {
     "tiny objects": {"sides": (4, 8), "objects": 20},

@@ -15,6 +15,7 @@ from detlite.apps.cli.options import collect_overrides, command
 from detlite.apps.cli.prediction import RESULT_FORMATS
 from detlite.apps.export.exported_detector import SUFFIXES
 from detlite.apps.prediction_files.writer import FORMATS
+from tests.builders import run_python
 
 # Options that mean the same in every command; no command may name them differently.
 _SYNONYMS = {
@@ -82,9 +83,9 @@ def test_help_imports_neither_torch_nor_numpy(repo_root):
         "    try: main([*command, '--help'])\n    except SystemExit: pass\n"
         "    print(command, sorted({'torch', 'numpy', 'yacs', 'yaml'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=repo_root, capture_output=True)
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("[")]
-    assert len(lines) == 1 + len(COMMANDS), done.stderr.decode()
+    done = run_python(code, cwd=repo_root)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(lines) == 1 + len(COMMANDS), done.stderr
     assert all(line.endswith("] []") for line in lines)
 
 
@@ -118,7 +119,8 @@ def test_interrupt_of_a_command_is_one_line(monkeypatch, capsys):
 def test_tools_only_call_the_command(name, repo_root):
     tree = ast.parse((repo_root / "tools" / f"{name}_net.py").read_text())
     assert len(tree.body) == 4  # a docstring, two imports, the call
-    assert f"main(['{name}', *sys.argv[1:]])" in ast.unparse(tree)
+    (call,) = tree.body[-1].body
+    assert ast.unparse(call) == f"sys.exit(main(['{name}', *sys.argv[1:]]))"
 
 
 def test_pairs_may_have_an_equals_sign_and_follow_the_values_of_an_option():
@@ -132,8 +134,7 @@ def test_pairs_may_have_an_equals_sign_and_follow_the_values_of_an_option():
 
 @pytest.mark.parametrize("missing", ["stdout", "stderr"])
 def test_commands_run_without_a_standard_stream(missing):
-    code = _PRINTS.format(before=f"sys.{missing} = None")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python(_PRINTS.format(before=f"sys.{missing} = None"))
     assert done.returncode == 0, done.stderr
     assert ("status 0" in done.stdout) == (missing == "stderr")
 

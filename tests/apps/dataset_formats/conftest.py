@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.builders import write_noise, write_text
 
 Write = Callable[..., Path]
 
@@ -15,11 +18,8 @@ def image() -> Write:
     """Return `image(path, height, width)`, which writes a noisy image and its folders."""
 
     def write(path: Path, height: int = 40, width: int = 60) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rng = np.random.default_rng([*str(path.relative_to(path.parents[1])).encode()])
-        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(path)
-        return path
+        name = str(path.relative_to(path.parents[1]))
+        return write_noise(path, height, width, seed=crc32(name.encode()))
 
     return write
 
@@ -27,13 +27,7 @@ def image() -> Write:
 @pytest.fixture
 def text() -> Write:
     """Return `text(path, content)`, which writes a file and its folders."""
-
-    def write(path: Path, content: str) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-        return path
-
-    return write
+    return write_text
 
 
 @pytest.fixture

@@ -9,6 +9,13 @@ from detlite.apps.dataset_formats.labeled_dataset import Conversion, LabeledData
 from detlite.files.errors import DataError
 
 
+def read_as(name: str, folder: Path) -> dict[str, LabeledDataset]:
+    """Return the sets of a folder in the format of this name."""
+    found, sets = read_folder(folder)
+    assert found == name
+    return sets
+
+
 def read_set(folder: Path, *masks: str, skip_bad: bool = False) -> LabeledDataset:
     """Return the training set of a folder; `masks` is the meaning of mask files."""
     return read_folder(folder, Conversion(*masks, skip_bad=skip_bad))[1]["train"]

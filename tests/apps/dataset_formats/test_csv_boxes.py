@@ -3,7 +3,7 @@
 import pytest
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from tests.apps.dataset_formats.reading import check_refused, read_set
+from tests.apps.dataset_formats.reading import check_refused, read_as, read_set
 
 TENSORFLOW = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
 
@@ -24,8 +24,7 @@ def test_layouts(tmp_path, image, text, lines):
     for name in ("a", "b"):
         image(tmp_path / f"photos/{name}.png")
     text(tmp_path / "labels.csv", lines)
-    name, splits = read_folder(tmp_path)
-    assert name == "CSV of boxes"
+    splits = read_as("CSV of boxes", tmp_path)
     objects = [(obj.category, obj.box) for one in splits["train"].images for obj in one.objects]
     assert objects == [("cat", (10, 5, 20, 20)), ("dog", (1, 1, 8, 8))]
     assert splits["train"].categories == ["cat", "dog"]

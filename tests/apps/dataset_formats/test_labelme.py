@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.structures.masks.formats import to_bitmap
-from tests.apps.dataset_formats.reading import check_refused, read_set
+from tests.apps.dataset_formats.reading import check_refused, read_as, read_set
 
 TRIANGLE = [[10, 10], [30, 10], [10, 30.5]]
 
@@ -47,9 +46,7 @@ def read(write, tmp_path):
 
     def read(*shapes, **more):
         write(*shapes, **more)
-        format, sets = read_folder(tmp_path)
-        assert format == "LabelMe"
-        return to_coco(sets["train"])
+        return to_coco(read_as("LabelMe", tmp_path)["train"])
 
     return read
 

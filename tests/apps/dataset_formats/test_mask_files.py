@@ -10,7 +10,7 @@ from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.label_images import label_pieces
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.structures.masks.formats import to_bitmap
-from tests.apps.dataset_formats.reading import check_refused, read_set
+from tests.apps.dataset_formats.reading import check_refused, read_as, read_set
 
 PHOTO, MASK = "images/a.jpg", "masks/a.png"
 
@@ -37,9 +37,7 @@ BOXES = [(2, 2, 8, 8), (30, 2, 10, 8), (2, 20, 8, 10)]
 
 
 def read(folder):
-    format, sets = read_folder(folder)
-    assert format == "mask files"
-    return sets["train"]
+    return read_as("mask files", folder)["train"]
 
 
 def categories(folder, *masks):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.apps.dataset_formats.voc_xml import _labels
 from detlite.config import load_config
@@ -17,7 +16,7 @@ from detlite.data.datasets.build import build_dataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
-from tests.apps.dataset_formats.reading import check_refused, read_set
+from tests.apps.dataset_formats.reading import check_refused, read_as, read_set
 
 OBJECT = (
     "<object><name>{}</name><difficult>{}</difficult><bndbox><xmin>{}</xmin><ymin>{}</ymin>"
@@ -46,18 +45,12 @@ def voc(folder):
     })  # fmt: skip
 
 
-def read(folder):
-    format, sets = read_folder(folder)
-    assert format == "PASCAL VOC"
-    return sets
-
-
 def boxes(folder):
-    return [row["bbox"] for row in to_coco(read(folder)["train"])["annotations"]]
+    return [row["bbox"] for row in to_coco(read_as("PASCAL VOC", folder)["train"])["annotations"]]
 
 
 def test_pixels_are_counted_from_1(voc):
-    (dataset,) = read(voc).values()
+    (dataset,) = read_as("PASCAL VOC", voc).values()
     content = to_coco(dataset)
     assert dataset.image_folder == voc / "JPEGImages"
     assert [row["file_name"] for row in content["images"]] == ["a.jpg", "b.jpg"]  # c has no labels
@@ -92,7 +85,7 @@ def test_lists_define_the_splits(voc, folder, text):
         "ImageSets/Main/cat_val.txt": "b -1\n",
         "Annotations/c.xml": xml(("dog", 0, 1, 1, 10, 20), name="c.jpg"),
     })  # fmt: skip
-    sets = read(voc)
+    sets = read_as("PASCAL VOC", voc)
     (unlisted,) = (one for one in sets["train"].findings if "do not name" in one.what)
     assert (unlisted.count, unlisted.example) == (1, str(voc / "JPEGImages/c.jpg"))
     contents = [to_coco(sets[split]) for split in ("train", "val")]
@@ -150,7 +143,7 @@ def test_invalid_file(voc, text, content, problem):
 def test_variants_of_xml(voc, text, old, new, crowd):
     assert old in A_XML
     text(voc / "Annotations/a.xml", A_XML.replace(old, new))
-    cat = to_coco(read(voc)["train"])["annotations"][0]
+    cat = to_coco(read_as("PASCAL VOC", voc)["train"])["annotations"][0]
     assert (cat["bbox"], cat["iscrowd"]) == ([10, 1, 20, 11], crowd)
 
 
@@ -161,7 +154,7 @@ def test_masks_of_objects(voc, image, text):
     (voc / "SegmentationObject").mkdir()
     Image.fromarray(values).save(voc / "SegmentationObject/a.png")
     text(voc / "Annotations/a.xml", xml(("cat", 1, 11, 2, 30, 12), name="a.png"))
-    dataset = read(voc)["train"]
+    dataset = read_as("PASCAL VOC", voc)["train"]
     cat, dog = to_coco(dataset)["annotations"]
     assert cat["bbox"] == [10, 1, 20, 11]
     assert (to_bitmap(cat["segmentation"], 40, 60) == (values == 1)).all()
@@ -198,7 +191,7 @@ POINTS = "".join(f"<c{k}>{value}</c{k}>" for k, value in enumerate(CORNERS))
 def test_rotated_boxes_and_polygons(voc, text, drawn):
     content = xml(name="a.jpg").replace("</annotation>", f"{drawn}</annotation>")
     text(voc / "Annotations/a.xml", content)
-    cat = to_coco(read(voc)["train"])["annotations"][0]
+    cat = to_coco(read_as("PASCAL VOC", voc)["train"])["annotations"][0]
     assert cat["bbox"] == pytest.approx([25, 10, 10, 20])
     assert cat["segmentation"] == [pytest.approx(CORNERS)]
 

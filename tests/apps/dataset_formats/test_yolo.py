@@ -14,7 +14,7 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
-from tests.apps.dataset_formats.reading import check_refused, read_set
+from tests.apps.dataset_formats.reading import check_refused, read_as, read_set
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
 BOX = "0 0.5 0.5 1 1\n"
@@ -32,18 +32,12 @@ def yolo(tmp_path, folder):
     })  # fmt: skip
 
 
-def read(folder):
-    format, sets = read_folder(folder)
-    assert format == "YOLO"
-    return sets
-
-
 def stems(sets):
     return {split: sorted(image.file.stem for image in one.images) for split, one in sets.items()}
 
 
 def test_boxes_and_polygons(yolo):
-    sets = read(yolo)
+    sets = read_as("YOLO", yolo)
     assert stems(sets) == SPLIT
     content = to_coco(sets["train"])
     assert [row["file_name"] for row in content["images"]] == ["a.jpg", "b.jpg"]
@@ -61,7 +55,7 @@ def test_names_as_a_mapping_and_lists_of_images(yolo, folder):
         "some.txt": "images/train/a.jpg\n./images/val/c.jpg\n",
         "data.yaml": "train: [some.txt, ../images/train]\nnames: {0: no, 1: 007}\n",
     })  # fmt: skip
-    (dataset,) = read(yolo).values()
+    (dataset,) = read_as("YOLO", yolo).values()
     assert dataset.categories == ["no", "007"]  # not False and 7
     assert [image.file.name for image in dataset.images] == ["a.jpg", "c.jpg", "b.jpg"]  # each once
 
@@ -139,7 +133,7 @@ def test_images_of_another_format_are_not_background(folder, tmp_path):
 def test_files_of_other_tools(folder, photo, labels, names):
     notes = '{"categories": [{"id": 0, "name": "x"}], "info": {}}'
     files = {photo: None, labels: "1.0 0.5 0.5 1 1\n", names: "cat\ndog\n", "notes.json": notes}
-    content = to_coco(read(folder(files))["train"])
+    content = to_coco(read_as("YOLO", folder(files))["train"])
     assert [row["name"] for row in content["categories"]] == ["cat", "dog"]
     assert content["annotations"][0]["category_id"] == 2
     assert content["annotations"][0]["bbox"] == [0, 0, 60, 40]
@@ -154,7 +148,7 @@ def test_lists_of_darknet(folder, tmp_path):
         "train.txt": "data/obj_a_data/a.jpg\n",
         "valid.txt": "C:\\x\\data\\obj_b_data\\b.jpg\n",
     })  # fmt: skip
-    assert stems(read(tmp_path)) == {"train": ["a"], "val": ["b"]}
+    assert stems(read_as("YOLO", tmp_path)) == {"train": ["a"], "val": ["b"]}
     folder({"train.txt": "data/x.jpg\ndata/y.jpg\n"})
     check_refused(tmp_path, r"its image 'data/x\.jpg' is not in .*\(2 bad labels\)")
 
@@ -176,7 +170,7 @@ def test_lists_of_darknet(folder, tmp_path):
 )  # fmt: skip
 def test_variants_of_yaml(yolo, text, yaml, names):
     (yolo / "data.yaml").unlink() if not yaml else text(yolo / "data.yaml", yaml)
-    sets = read(yolo)
+    sets = read_as("YOLO", yolo)
     assert stems(sets) == SPLIT
     assert sets["train"].categories == (names or ["cat", "dog"])
     numbered = [one.what for one in sets["train"].findings]
@@ -215,17 +209,17 @@ def test_keypoints(yolo, text):
     text(yolo / "data.yaml", YAML.format(path=".") + "kpt_shape: [2, 3]\nkpt_names: {0: [a, b]}\n"
          "flip_idx: [1, 0]\n")  # fmt: skip
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.5 0.5 2 0 0 0\n")
-    content = to_coco(read(yolo)["train"])
+    content = to_coco(read_as("YOLO", yolo)["train"])
     assert content["annotations"][0]["keypoints"] == [30, 20, 2, 0, 0, 0]
     assert content["categories"][0]["keypoints"] == ["a", "b"]
     assert content["categories"][0]["flip_idx"] == [1, 0]
     for values, problem in (("0.5 0.5 0.98", "visibility 0.98 is not 0"), ("9 9 2", "9 is not")):
         text(yolo / "labels/train/a.txt", f"0 0.5 0.5 0.5 0.25 0.5 0.5 2 {values}\n")
         with pytest.raises(DataError, match=rf"a\.txt, line 1: {problem}"):
-            read(yolo)
+            read_as("YOLO", yolo)
     text(yolo / "data.yaml", YAML.format(path=".") + "kpt_shape: [2, 2]\n")
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.5 0.5 0 0\n")
-    content = to_coco(read(yolo)["train"])
+    content = to_coco(read_as("YOLO", yolo)["train"])
     assert content["annotations"][0]["keypoints"] == [30, 20, 2, 0, 0, 0]
     assert content["categories"][0]["keypoints"] == ["keypoint 1", "keypoint 2"]
 
@@ -233,7 +227,7 @@ def test_keypoints(yolo, text):
 def test_sixth_numbers(yolo, text):
     lines = [f"0 0.5 0.5 0.5 0.25 {number}\n" for number in (0.9, 1, 17)]
     text(yolo / "labels/train/a.txt", "".join(lines))
-    (finding,) = read(yolo)["train"].findings
+    (finding,) = read_as("YOLO", yolo)["train"].findings
     assert (finding.what, finding.count) == ("a number after boxes", 3)
 
 
@@ -275,7 +269,7 @@ def test_unused_images_and_label_files_are_reported(yolo, folder):
         "labels/train/notes.txt": "not labels\n",
         "images/train/a.png": None,
     })  # fmt: skip
-    found = [(one.what, one.count, one.example) for one in read(yolo)["train"].findings]
+    found = [(one.what, one.count, one.example) for one in read_as("YOLO", yolo)["train"].findings]
     assert found == [
         ("images that share a label file", 1, str(yolo / "images/train/a.png")),
         ("label files without an image", 1, str(yolo / "labels/train/lost.txt")),

@@ -64,7 +64,7 @@ def assert_agree(model: DetectionModel, read: DetectionModel) -> None:
 
 
 @pytest.fixture(scope="module", params=["pt2", "onnx", "openvino"])
-def written(request, tiny_config, tmp_path_factory, read_once) -> tuple[DetectionModel, Path]:
+def written(request, tiny_config, tmp_path_factory) -> tuple[DetectionModel, Path]:
     """Return a model with two extra outputs, and its exported file."""
     package = {"pt2": "torch", "onnx": "onnxscript", "openvino": "openvino"}[request.param]
     pytest.importorskip(package, reason="needs an extra")

@@ -4,7 +4,6 @@ import copy
 import logging
 import os
 import pickle
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import native_formats
 
 pytest.importorskip("openvino", reason="needs the extra openvino")
+from tests.builders import run_python
 from tests.modeling.family import family_config
 
 Config = Callable[..., CfgNode]
@@ -213,12 +213,8 @@ def test_int8_results_do_not_depend_on_vnni(config, quantized, tmp_path):
     write_exported(tmp_path / "int8.openvino", "openvino", cfg, int8)
     pixels = model.prepare(calibration_images()[:1])[0].pixels
     torch.save(pixels, tmp_path / "pixels.pt")
-    files = [str(tmp_path / name) for name in ("int8.openvino", "pixels.pt", "levels.pt")]
-    subprocess.run(
-        [sys.executable, "-c", _LEVELS, *files],
-        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
-        check=True,
-    )
+    files = [tmp_path / name for name in ("int8.openvino", "pixels.pt", "levels.pt")]
+    run_python(_LEVELS, *files, env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, check=True)
     for one, other in zip(int8.backbone(pixels), torch.load(files[2]), strict=True):
         assert (one - other).norm() / one.norm() < 1e-3
 
@@ -255,8 +251,7 @@ subprocess.run(["true"])
 
 @pytest.mark.slow
 def test_signals_work_after_the_parts_are_destroyed(repo_root):
-    command = [sys.executable, "-c", _SIGNAL]
-    process = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)
+    process = run_python(_SIGNAL, cwd=repo_root)
     assert (process.returncode, process.stdout) == (0, "handled\n"), process.stderr
 
 

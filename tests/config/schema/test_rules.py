@@ -12,10 +12,6 @@ FREE = {"SOLVER.OPTIMIZER": "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE": "constant
 TWO_CHANNELS = {"INPUT.PIXEL_MEAN": (0.1, 0.2), "INPUT.PIXEL_STD": (1.0, 2.0)}
 
 
-def flat(settings):
-    return [item for pair in settings.items() for item in pair]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -75,7 +71,7 @@ def flat(settings):
 )
 def test_contradictions(settings, message):
     with pytest.raises(ConfigError, match=message):
-        load_config(None, flat(settings))
+        load_config(None, settings)
 
 
 @pytest.mark.parametrize(
@@ -93,4 +89,4 @@ def test_contradictions(settings, message):
     ],
 )
 def test_values_that_fit(settings):
-    load_config(None, flat(settings))
+    load_config(None, settings)

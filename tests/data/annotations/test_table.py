@@ -32,12 +32,8 @@ def test_ids_that_are_not_different_integers_are_replaced(content, write_set, ca
     for row, value in zip(content["annotations"], ids, strict=True):
         row["id"] = value
     table = open_table(write_set(content)[0])
-    assert [[row["id"] for row in table.rows(table.selected(n))] for n in range(4)] == [
-        [1, 3],
-        [2],
-        [],
-        [4],
-    ]
+    numbers = [[row["id"] for row in table.rows(table.selected(n))] for n in range(4)]
+    assert numbers == [[1, 3], [2], [], [4]]
     assert table.problems(Selection(masks=True)) == ([], 0)
     (finding,) = table.notes
     assert "numbered from 1 in the order of the file" in str(finding)

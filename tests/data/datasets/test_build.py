@@ -137,25 +137,19 @@ def test_custom_type_of_dataset(content, write_set, small_cfg, monkeypatch):
     assert seen == [("red", file.parents[1])]
 
 
-def test_training_sets_are_concatenated(content, write_set, small_cfg):
-    write_set(content)
-    write_set(content, "other")
-    dataset = build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
-    assert len(dataset) == 4
-    assert dataset.name == "small + other"
-    assert dataset.aspect_ratios == [40 / 30, 0.5] * 2
-    assert dataset[3][1]["image_id"] == 11
-    assert [row["id"] for row in dataset.categories] == [3, 7]
-
-
 def test_concatenated_sets_match_by_name(content, write_set, small_cfg, tmp_path):
     write_set(content)
     first, second = content["categories"]
     first["name"], second["name"] = second["name"].upper(), first["name"]
     write_set(content, "other")
     dataset = build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
-    labels = [part[n][1]["labels"] for part in dataset.parts for n in range(2)]
+    assert (dataset.name, len(dataset)) == ("small + other", 4)
+    assert dataset.aspect_ratios == [40 / 30, 0.5] * 2
+    targets = [dataset[number][1] for number in range(4)]
+    assert [target["image_id"] for target in targets] == [10, 11, 10, 11]
+    labels = [target["labels"] for target in targets]
     assert torch.equal(torch.cat(labels[:2]), 3 - torch.cat(labels[2:]))
+    assert [row["id"] for row in dataset.categories] == [3, 7]
     assert dataset.parts[0].categories == dataset.parts[1].categories
     first["name"] = "wolf"
     (tmp_path / "other/annotations.json").write_text(json.dumps(content))

@@ -29,16 +29,6 @@ def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, open_set):
     assert torch.equal(target["masks"].bitmaps(30, 40), expected)
 
 
-@pytest.mark.parametrize("as_rle", [False, True])
-def test_polygons_become_runs_if_requested(content, open_set, as_rle):
-    dataset = open_set(content, train=True, masks_as_rle=as_rle)
-    polygons, runs = (dataset[index][1]["masks"] for index in (0, 1))
-    assert (polygons.frames[:, 0] > 0).tolist() == [as_rle] * 2
-    assert runs.frames.tolist() == [[40, 20, 0, 0, 40, 20]]
-    if not as_rle:
-        assert polygons.values[:8].tolist() == [4, 6, 14, 6, 14, 14, 4, 14]
-
-
 def test_choice_of_images(content, open_set):
     """An image with only a crowd is not background, and a crowd is no target."""
     trained = open_set(content, "train", train=True)

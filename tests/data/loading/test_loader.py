@@ -6,14 +6,12 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
 
 from detlite import distributed
@@ -24,21 +22,16 @@ from detlite.data.loading.loader import build_test_loader, build_train_loader
 from detlite.data.transforms.tiles import TrainingTiles
 from detlite.errors import LoaderProcessError
 from detlite.files.errors import DataError
-from detlite.structures.masks.packed import PackedMasks
+from tests.builders import run_python
 
 ROOT = Path(__file__).parents[3]
 
 
 def equal(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, PackedMasks):
-        return equal(tree_leaves(one), tree_leaves(other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
+    leaves, structure = tree_flatten(one)
+    others, other_structure = tree_flatten(other)
+    same = (torch.equal(*map(torch.as_tensor, pair)) for pair in zip(leaves, others, strict=False))
+    return structure == other_structure and all(same)
 
 
 def take(loader, count):
@@ -281,14 +274,8 @@ def test_signals_while_loader_processes_start(training, tmp_path, name):
     """Signals kill no process and take effect in the main process."""
     cfg, _ = training("DATALOADER.NUM_WORKERS", 1)
     (tmp_path / "config.yaml").write_text(cfg.dump())
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALS_AT_THE_START, name],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = run_python(SIGNALS_AT_THE_START, name, cwd=tmp_path, env=env, timeout=60)
     assert done.stdout.splitlines() == ["stopped", f"2 {name}"], done.stderr
     hint = "\nending after this step is saved; Ctrl-C again ends at once\n"
     assert done.stderr == (hint if name == "SIGINT" else "")

@@ -20,16 +20,23 @@ from detlite.errors import ConfigError
         ((480, 640), (800, 1067)),
         ((640, 480), (1067, 800)),
         ((427, 640), (800, 1199)),
+        ((375, 500), (800, 1067)),
         ((300, 900), (444, 1333)),  # limited by the long side
         ((800, 800), (800, 800)),
         ((1, 5000), (1, 1333)),
-        # halfway between two pixels (666.5): the last bit decides, as in detectron2
-        ((320, 640), (667, 1333)),
-        ((44, 88), (666, 1333)),
-        ((161, 434), (495, 1333)),
     ],
 )
 def test_get_size(size, expected):
+    """OpenCV's sizes are those of mmcv: int(side * scale + 0.5) with one scale for both sides."""
+    assert get_size(size, 800, 1333) == get_size(size, 800, 1333, "opencv") == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((320, 640), (667, 1333)), ((44, 88), (666, 1333)), ((161, 434), (495, 1333))],
+)
+def test_sides_halfway_between_two_pixels(size, expected):
+    """The last bit of 666.5 decides, as in detectron2."""
     assert get_size(size, 800, 1333) == expected
 
 
@@ -40,16 +47,6 @@ def test_resize_equals_pillow(size, min_size):
     height, width = resized.shape[1:]
     pil_image = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((width, height), 2)
     assert torch.equal(resized.permute(1, 2, 0), torch.from_numpy(np.array(pil_image)))
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [((480, 640), (800, 1067)), ((427, 640), (800, 1199)), ((1, 5000), (1, 1333)),
-     ((375, 500), (800, 1067)), ((300, 900), (444, 1333))],
-)  # fmt: skip
-def test_get_size_equals_mmcv(size, expected):
-    """mmcv computes int(side * scale + 0.5) with one scale for both sides."""
-    assert get_size(size, 800, 1333, "opencv") == expected
 
 
 def test_every_short_side_is_drawn():

@@ -1,11 +1,11 @@
-"""Crops, compared with an oracle that decodes every pixel."""
+"""Crops, compared with parts of the original image and of its bitmaps."""
 
 import pytest
 import torch
 
 from detlite.data.transforms.detection_transform import DetectionTransform
 from detlite.data.transforms.targets import crop, crop_target
-from tests.data.pixel_scenes import bitmaps_by_pixel, check, scene
+from tests.data.pixel_scenes import check, scene
 
 SIZE = (60, 70)
 
@@ -15,17 +15,17 @@ SIZE = (60, 70)
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_crops_move_pixels_masks_and_boxes_together(window, seed):
-    original = scene(0, SIZE, seed)
-    image, target = crop(*original[:2], window)
-    assert image.shape == (3, *window[2:])
+    original, before, bitmaps = scene(0, SIZE, seed)
+    top, left, height, width = window
+    part = (..., slice(top, top + height), slice(left, left + width))
+    image, target = crop(original, before, window)
     assert image.is_contiguous()
-    assert image[:2, 0, 0].tolist() == [window[1], window[0]]
-    check(image, target, bitmaps_by_pixel(image, [original]))
+    assert torch.equal(image, original[part])
+    check(image, target, before["labels"], bitmaps[part])
     # Keypoints stay on their pixels.
-    before = {int(label): i for i, label in enumerate(original[1]["labels"])}
-    shift, limit = torch.tensor([window[1], window[0]]), torch.tensor([window[3], window[2]])
+    shift, limit = torch.tensor([left, top]), torch.tensor([width, height])
     for label, points in zip(target["labels"].tolist(), target["keypoints"], strict=True):
-        old = original[1]["keypoints"][before[label]]
+        old = before["keypoints"][label - 1]
         assert torch.allclose(points[:, :2] + shift, old[:, :2])
         outside = (points[:, :2] < 0).any(1) | (points[:, :2] >= limit).any(1)
         assert torch.equal(points[:, 2], old[:, 2] * ~outside)
@@ -47,9 +47,9 @@ def test_boxes_without_masks_are_clipped():
 
 
 def test_crops_of_flipped_images():
-    original = scene(0, SIZE, 3)
-    image, target = crop(*DetectionTransform(flip=(1.0, 1.0))(*original[:2]), (5, 8, 40, 40))
-    assert image[0, 0, 0] > image[0, 0, 1]
-    assert image[1, 0, 0] > image[1, 1, 0]
-    check(image, target, bitmaps_by_pixel(image, [original]))
+    original, before, bitmaps = scene(0, SIZE, 3)
+    image, target = crop(*DetectionTransform(flip=(1.0, 1.0))(original, before), (5, 8, 40, 40))
+    part = (..., slice(5, 45), slice(8, 48))
+    assert torch.equal(image, original.flip(1, 2)[part])
+    check(image, target, before["labels"], bitmaps.flip(1, 2)[part])
     assert type(image) is torch.Tensor
