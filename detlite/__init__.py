@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from detlite import ops as ops
-    from detlite.api import Result, evaluate, train
+    from detlite.apps.api import Result, evaluate, train
     from detlite.config import load_config
     from detlite.errors import ConfigError
     from detlite.inference.optimize import optimize
@@ -21,13 +21,13 @@ _MODULES = {
     "ConfigError": "detlite.errors",
     "GeneralizedRCNN": "detlite.modeling.rcnn",
     "Predictor": "detlite.inference.predictor",
-    "Result": "detlite.api",
+    "Result": "detlite.apps.api",
     "build_model": "detlite.modeling",
-    "evaluate": "detlite.api",
+    "evaluate": "detlite.apps.api",
     "load_checkpoint": "detlite.inference.predictor",
     "load_config": "detlite.config",
     "optimize": "detlite.inference.optimize",
-    "train": "detlite.api",
+    "train": "detlite.apps.api",
 }
 # A literal, so that type checkers and editors know the names.
 __all__ = [

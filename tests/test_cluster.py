@@ -25,7 +25,7 @@ def parse_command(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         monkeypatch.setattr(
-            "detlite.api.run_training", lambda cfg, resume, *_: calls.append((cfg, resume))
+            "detlite.apps.api.run_training", lambda cfg, resume, *_: calls.append((cfg, resume))
         )
         assert main(args) == 0
         return calls[0]

@@ -4,18 +4,20 @@ See `evaluation.detection_results.coco_results` for COCO results, which FiftyOne
 tools import.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from detlite.apps.optional_packages import import_optional
-from detlite.inference.prediction import Prediction
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.rotated_box import area
 from detlite.structures.object_fields import object_field
 
+if TYPE_CHECKING:  # its methods call these functions
+    from detlite.inference.prediction import Prediction
 
-def to_pandas(prediction: Prediction) -> Any:
+
+def to_pandas(prediction: "Prediction") -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
     The columns are name, category_id, score, x1, y1, x2, y2, and, if predicted, area (of the mask,
@@ -35,7 +37,7 @@ def to_pandas(prediction: Prediction) -> Any:
     return pandas.DataFrame(columns)
 
 
-def to_supervision(prediction: Prediction) -> Any:
+def to_supervision(prediction: "Prediction") -> Any:
     """Convert a prediction to `supervision.Detections`.
 
     `class_id` is the label minus 1, an index into `predictor.categories`. `data` contains

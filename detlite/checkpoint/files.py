@@ -1,32 +1,23 @@
-"""Read and write checkpoints.
+"""The contents of checkpoints, and how to write them.
 
 A checkpoint is a dict that `torch.load(weights_only=True)` reads: the state dict under "model", and
-the fields in `_FIELDS`. Bare state dicts and files of other frameworks are converted.
-Torch stores a CRC-32 of every record but does not check it, so reading checks it here.
+the fields in `_FIELDS`.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from detlite.checkpoint.file_kinds import explain_kind
 from detlite.errors import CheckpointError, DamagedCheckpointError, one_line
 from detlite.files.atomic_write import atomic_open, atomic_path
-from detlite.files.errors import RefusedFileError, RefusedPickleError
-from detlite.files.reading import check_regular
-from detlite.files.safe_pickle import read_pickle
 
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
-_START_LENGTH = 16
 _MAX_REPEATED = 1 << 24  # values of a tensor that are more than its bytes, by strides of 0
 _MAX_MEMBERS = 1000  # of a list in a category, such as the names of its keypoints
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
@@ -94,39 +85,6 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
             f"{path}: {text.splitlines()[0]}. Free disk space, or check the permissions of the "
             "folder. Files saved before are unchanged"
         ) from error
-
-
-def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
-    """Read a checkpoint or a bare state dict onto the CPU, without executing code in it.
-
-    Files that `save_checkpoint` did not write are read by `conversion.convert`.
-
-    Args:
-        path: the file.
-        source: the framework, a name in `conversion.convert.SOURCES`; None: recognized by
-            the names of the weights.
-
-    Raises:
-        DamagedCheckpointError: the file is not a checkpoint, or is truncated or damaged.
-        CheckpointError: the file is missing, contains pickled objects other than tensors, arrays
-            and plain containers, has weights without values, or cannot be converted.
-    """
-    path = Path(path)
-    content = _load(path)
-    try:
-        if source is None and is_own(content):
-            state = as_tensors(content["model"])
-            checkpoint = Checkpoint(path, state, **read_fields(content, path))
-        else:
-            checkpoint = resolve_name("detlite.conversion.convert:convert")(content, source, path)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if not checkpoint.model:
-        kind = explain_kind(path)  # a program of TorchScript is a pickle of objects, too
-        problem = "contains neither a state dict (names and tensors) nor {'model': state dict}"
-        problem = f"is not a checkpoint; {kind}" if kind else f"{problem} with any entries"
-        raise CheckpointError(f"{path}: {problem}")
-    return checkpoint
 
 
 def is_own(content: Any) -> bool:
@@ -204,42 +162,3 @@ def _read_category(row: Any) -> dict[str, Any]:
     if not known or type(row.get("id")) is not int or abs(row["id"]) >= 1 << 63:
         raise ValueError("invalid category: it needs an integer id and a name")
     return {str(key): printable(value) for key, value in row.items()}
-
-
-def _load(path: Path) -> Any:
-    """Load a file of torch.save, safetensors, or a pickle of arrays."""
-    try:
-        check_regular(path)
-        with path.open("rb") as file:
-            start = file.read(_START_LENGTH)
-        if path.suffix == ".safetensors" or re.match(rb'.{8}\{"', start, re.DOTALL):
-            from safetensors.torch import load  # an optional dependency
-
-            return load(path.read_bytes())
-        return read_pickle(path)
-    except (FileNotFoundError, IsADirectoryError, PermissionError, RefusedFileError) as error:
-        files = path.parent.glob("*") if not path.exists() else ()
-        names = [file.name for file in files if file.exists()]  # a broken link does not
-        similar = get_close_matches(path.name, names, n=1, cutoff=0.8)
-        hint = f": did you mean {path.with_name(similar[0])}?" if similar else ""
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}){hint}") from error
-    except ImportError as error:
-        raise CheckpointError(f"{path}: needs a package: pip install safetensors") from error
-    except RefusedPickleError as error:
-        raise CheckpointError(
-            f"{path}: contains a pickled {error}, and unpickling objects can run any code; "
-            "nothing was executed. Save only dense tensors with values and plain containers, "
-            "such as model.state_dict()"
-        ) from error
-    except Exception as error:  # damage raises many
-        if kind := explain_kind(path):
-            raise CheckpointError(f"{path}: is not a checkpoint; {kind}") from error
-        problem = "is not a checkpoint of torch.save, or is truncated or damaged"
-        if "CRC-32" in str(error):
-            problem = (
-                f"is damaged: the checksum of a record is wrong ({error}). If the file was saved "
-                "without checksums (torch.serialization.set_crc32_options), save it again"
-            )
-        elif not path.stat().st_size:
-            problem = "is empty"
-        raise DamagedCheckpointError(f"{path}: {problem}") from error

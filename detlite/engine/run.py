@@ -4,10 +4,9 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from pkgutil import resolve_name
 
 import torch
 from yacs.config import CfgNode
@@ -46,6 +45,9 @@ from .schedule_free import averaged_weights
 from .solver import build_optimizer, build_scheduler, warn_of_frozen_norms
 from .train_step import TrainStep
 from .trainer import Evaluation, Hook, Trainer
+
+# Draws the result of a run: its config, model and test sets, and the last evaluation.
+Draw = Callable[[CfgNode, DetectionModel, list[CocoDataset], Evaluation], None]
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +156,10 @@ class TrainingRun(Trainer):
         return metrics
 
 
-def run_training(cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ()) -> Evaluation:
-    """Train, evaluate and draw; every process calls it. See `TrainingRun`."""
+def run_training(
+    cfg: CfgNode, draw: Draw, resume: bool = False, hooks: Sequence[Hook] = ()
+) -> Evaluation:
+    """Train and evaluate, and call `draw` in rank 0; every process calls it. See `TrainingRun`."""
     cfg, weights = complete_config(cfg, resume)
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
@@ -171,7 +175,7 @@ def run_training(cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ())
         write_config(cfg, Path(cfg.OUTPUT_DIR))
     metrics = TrainingRun(cfg, model, train_set, test_sets, hooks).train(resume)
     if is_main():
-        resolve_name("detlite.apps.report.run_drawings:draw_run")(cfg, model, test_sets, metrics)
+        draw(cfg, model, test_sets, metrics)
     return metrics
 
 

@@ -10,9 +10,8 @@ from yacs.config import CfgNode
 from detlite.checkpoint.files import Checkpoint
 from detlite.checkpoint.loading import read_weights
 from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
-from detlite.config import ConfigError, Overrides, as_list, changed, default_config, load_config
+from detlite.config import changed, default_config, load_config
 from detlite.config.loading import flatten
-from detlite.data.data_arguments import Data, FilePath, keep_entry_options, training_data
 from detlite.distributed import world_size
 
 from .checkpointer import newest_checkpoint
@@ -21,49 +20,8 @@ from .run_files import CONFIG_FILE, choose_output_dir, files_of_run
 logger = logging.getLogger(__name__)
 
 
-def training_overrides(
-    config: FilePath | None,
-    data: Data | None,
-    test_data: Data | None,
-    weights: FilePath | None,
-    minutes: float | None,
-    output_dir: FilePath | None,
-    overrides: Overrides,
-    data_options: Mapping[str, Any],
-) -> tuple[list[Any], str]:
-    """Return the arguments of `detlite.train` as overrides, and a sentence about the data.
-
-    Raises:
-        ConfigError, DataError: the data cannot be used.
-    """
-    if test_data is not None and data is None:
-        raise ConfigError(
-            "test_data needs training data: pass `data` too, or evaluate on other datasets than "
-            "the config's with evaluate()"
-        )
-    options = {name: value for name, value in data_options.items() if value not in (None, False)}
-    if options and not isinstance(data, str | Path):
-        raise ConfigError(
-            f"{', '.join(options)} needs data as a folder or annotation file. For a config, write "
-            "one with the same options of detlite init"
-        )
-    opts: dict[str, Any] = {}
-    summary = ""
-    if data is not None:
-        opts, summary = training_data(data, test_data, **options)
-        if config is not None:
-            keep_entry_options(opts, load_config(config, overrides).DATASETS)
-    if weights is not None:
-        opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
-    if minutes is not None:
-        opts["SOLVER.MAX_MINUTES"] = minutes
-    if output_dir is not None:
-        opts["OUTPUT_DIR"] = str(output_dir)
-    return as_list(opts) + as_list(overrides), summary
-
-
 def load_run_config(
-    config: FilePath | None, opts: Sequence[Any], resume: bool
+    config: str | Path | None, opts: Sequence[Any], resume: bool
 ) -> tuple[CfgNode, bool]:
     """Load the config of a training run, and choose an OUTPUT_DIR that `opts` do not name.
 

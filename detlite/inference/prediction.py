@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import IO, Any
 
 import numpy as np
@@ -182,9 +181,9 @@ class Prediction(dict[str, Any]):
         """Draw the objects on the image; see `apps.drawing.draw_detections` for the options."""
         if self.image is None:
             raise ValueError("this prediction does not contain its image: call the predictor")
-        return resolve_name("detlite.apps.drawing.detections:draw_detections")(
-            self.image, self, self.categories, **options
-        )
+        from detlite.apps.drawing.detections import draw_detections  # imports matplotlib
+
+        return draw_detections(self.image, self, self.categories, **options)
 
     def show(self, **options: Any) -> None:
         """Show what `plot` draws in the image viewer of the system."""
@@ -192,11 +191,15 @@ class Prediction(dict[str, Any]):
 
     def to_pandas(self) -> Any:
         """Convert to a `pandas.DataFrame`, see `apps.prediction_writers.to_pandas`."""
-        return resolve_name("detlite.apps.prediction_writers:to_pandas")(self)
+        from detlite.apps.prediction_writers import to_pandas  # needs an optional package
+
+        return to_pandas(self)
 
     def to_supervision(self) -> Any:
         """Convert to `supervision.Detections`, see `apps.prediction_writers.to_supervision`."""
-        return resolve_name("detlite.apps.prediction_writers:to_supervision")(self)
+        from detlite.apps.prediction_writers import to_supervision  # needs an optional package
+
+        return to_supervision(self)
 
     def rotated_boxes(self) -> Tensor:
         """Return the smallest rectangles around the masks, float32 [N, 5] of (x, y, width, height,

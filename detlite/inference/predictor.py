@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, overload
 
 import torch
@@ -271,7 +270,9 @@ def _read_model(
 ) -> tuple[DetectionModel, InferenceOptions]:
     """Read an exported model, or build that of a checkpoint, with its options."""
     if Path(path).suffix in _EXPORTED_SUFFIXES:
-        read_exported = resolve_name("detlite.apps.export.exported_detector:read_exported")
+        # Needs optional packages for all formats but one.
+        from detlite.apps.export.exported_detector import read_exported
+
         cfg, model = read_exported(path, opts, trust)
         return model, replace(build_options(cfg, opts), optimize=False)
     cfg, model = build_model_from_checkpoint(path, opts, config)

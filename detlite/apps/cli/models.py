@@ -35,8 +35,9 @@ def convert(args: Namespace) -> int:
     for MODEL.WEIGHT and `detlite predict`, which also accept the original files."""
     from dataclasses import replace
 
-    from detlite.checkpoint import files
+    from detlite.checkpoint.files import save_checkpoint
     from detlite.checkpoint.loading import load_weights, resolve_checkpoint_path
+    from detlite.checkpoint.reading import read_checkpoint
     from detlite.checkpoint.stored_config import apply_convention, config_of
     from detlite.config import load_config
     from detlite.conversion.convert import SOURCES
@@ -46,9 +47,7 @@ def convert(args: Namespace) -> int:
         raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES)}")
     if not args.output.parent.is_dir():
         raise ConfigError(f"--output {args.output}: the folder {args.output.parent} does not exist")
-    checkpoint = files.read_checkpoint(
-        resolve_checkpoint_path(args.weights, args.overrides), args.source
-    )
+    checkpoint = read_checkpoint(resolve_checkpoint_path(args.weights, args.overrides), args.source)
     if not (checkpoint.config or checkpoint.convention or checkpoint.backbone_only):
         raise CheckpointError(
             f"{args.weights}: no known framework uses such entry names; name the framework with "
@@ -67,7 +66,7 @@ def convert(args: Namespace) -> int:
         checkpoint = replace(checkpoint, override=list(cfg.MODEL.CONVENTION_OVERRIDE))
     elif args.overrides:  # of a classifier or an FBNet
         raise ConfigError(f"{args.weights}: {args.overrides[0]} needs a --config to override")
-    files.save_checkpoint(replace(checkpoint, path=args.output), last=False)
+    save_checkpoint(replace(checkpoint, path=args.output), last=False)
     print(f"{args.output}: {len(checkpoint.model)} entries")
     return 0
 

@@ -42,7 +42,7 @@ def train(args: Namespace) -> int:
     Exit status: 0; 2 for an error that you can fix; 75 after SIGTERM or SIGHUP, and 130 after
     Ctrl-C (continue with --resume). Under torchrun, these are the statuses of the individual
     processes."""
-    from detlite.api import is_data, train
+    from detlite.apps.api import is_data, train
     from detlite.distributed import restart_count
 
     if is_data(args.config):
@@ -82,8 +82,8 @@ def test(args: Namespace) -> int:
     folder of the training."""
     from pathlib import Path
 
-    from detlite.api import evaluate
     from detlite.apps.allocator import keep_freed_memory
+    from detlite.apps.api import evaluate
     from detlite.apps.dataset_formats.coco_files import find_images
 
     if args.images and not args.data:

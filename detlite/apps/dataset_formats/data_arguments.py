@@ -1,16 +1,16 @@
 """Turn the `data` arguments of `detlite.train` and `detlite.evaluate` into config keys."""
 
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path
+from detlite.data.annotations.store import open_table
+from detlite.data.locations import local_copy, location_id, parse_location
 from detlite.files.errors import DataError
 
-from .annotations.store import open_table
-from .locations import local_copy, location_id, parse_location
+from .find_annotations import find_sets
 
 FilePath = str | Path
 # An annotation file in COCO format, and the folder of its images.
@@ -38,10 +38,9 @@ def training_data(
             "folder), or both as paths"
         )
     test_path = None if test_data is None else expand_path(str(test_data))
-    find = resolve_name("detlite.apps.dataset_formats.find_annotations:find_sets")
     if images := options.pop("images", None):
         options["images"] = expand_path(str(images))
-    sources, summary = find(expand_path(str(data)), test_path, **options)
+    sources, summary = find_sets(expand_path(str(data)), test_path, **options)
     pairs = {split: (source.annotations, source.images) for split, source in sources.items()}
     keys = _dataset_keys(train=pairs["train"], test=pairs.get("val"))
     return keys | _class_keys(pairs["train"]), summary

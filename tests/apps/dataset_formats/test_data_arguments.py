@@ -3,9 +3,13 @@
 import pytest
 from PIL import Image
 
+from detlite.apps.dataset_formats.data_arguments import (
+    evaluation_data,
+    keep_entry_options,
+    training_data,
+)
 from detlite.config import ConfigError, load_config
 from detlite.data import DataError
-from detlite.data.data_arguments import evaluation_data, keep_entry_options, training_data
 
 
 @pytest.mark.parametrize("data", [3, (), ("a.json",), ("a.json", 3), {"a": 1}, ["a", "b", "c"]])

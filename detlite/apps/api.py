@@ -2,32 +2,30 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
-from detlite.checkpoint.loading import read_model_checkpoint, weight_file
-from detlite.checkpoint.stored_config import explain_imports
-from detlite.config import ConfigError, Overrides, as_list, changed, expand_path, load_config
-from detlite.data import explain_dead_loader
-from detlite.data.data_arguments import (
+from detlite.apps.autoconfig.configs import build_run_config
+from detlite.apps.dataset_formats.data_arguments import (
     Data,
     FilePath,
     Pair,
     evaluation_data,
     keep_entry_options,
+    training_data,
 )
+from detlite.apps.report.run_drawings import draw_run
+from detlite.checkpoint.loading import read_model_checkpoint, weight_file
+from detlite.checkpoint.stored_config import explain_imports
+from detlite.config import ConfigError, Overrides, as_list, changed, expand_path, load_config
+from detlite.data import explain_dead_loader
 from detlite.distributed import barrier
 from detlite.engine.hooks import Hook
 from detlite.engine.rng import preserve_rng
 from detlite.engine.run import exclusive_run, run_evaluation, run_training
-from detlite.engine.run_config import (
-    load_run_config,
-    training_overrides,
-    with_all_images,
-)
+from detlite.engine.run_config import load_run_config, with_all_images
 from detlite.engine.run_files import (
     BEST_CHECKPOINT,
     CONFIG_FILE,
@@ -122,7 +120,7 @@ def train(
             config, data = None, config
         options = {"single_class": single_class, "images": images, "masks": masks,
                    "skip_bad": skip_bad, "group_by": group_by}  # fmt: skip
-        opts, summary = training_overrides(
+        opts, summary = _training_overrides(
             config, data, test_data, weights, minutes, output_dir, overrides, options
         )
         cfg, is_complete = load_run_config(config, opts, resume)
@@ -135,12 +133,53 @@ def train(
             if summary:
                 _logger.info("data: %s", summary)
             if not is_complete:
-                build_run_config = resolve_name("detlite.apps.autoconfig.configs:build_run_config")
                 cfg = build_run_config(weights, [*opts, "OUTPUT_DIR", str(folder)])
-            metrics = run_training(with_all_images(cfg) if all_images else cfg, resume, hooks)
+            cfg = with_all_images(cfg) if all_images else cfg
+            metrics = run_training(cfg, draw_run, resume, hooks)
     seconds = time.perf_counter() - start
     best = folder / BEST_CHECKPOINT if (folder / BEST_CHECKPOINT).exists() else None
     return Result(metrics, folder, folder / FINAL_CHECKPOINT, seconds, best)
+
+
+def _training_overrides(
+    config: FilePath | None,
+    data: Data | None,
+    test_data: Data | None,
+    weights: FilePath | None,
+    minutes: float | None,
+    output_dir: FilePath | None,
+    overrides: Overrides,
+    data_options: Mapping[str, Any],
+) -> tuple[list[Any], str]:
+    """Return the arguments of `detlite.train` as overrides, and a sentence about the data.
+
+    Raises:
+        ConfigError, DataError: the data cannot be used.
+    """
+    if test_data is not None and data is None:
+        raise ConfigError(
+            "test_data needs training data: pass `data` too, or evaluate on other datasets than "
+            "the config's with evaluate()"
+        )
+    options = {name: value for name, value in data_options.items() if value not in (None, False)}
+    if options and not isinstance(data, str | Path):
+        raise ConfigError(
+            f"{', '.join(options)} needs data as a folder or annotation file. For a config, write "
+            "one with the same options of detlite init"
+        )
+    opts: dict[str, Any] = {}
+    summary = ""
+    if data is not None:
+        opts, summary = training_data(data, test_data, **options)
+        if config is not None:
+            keep_entry_options(opts, load_config(config, overrides).DATASETS)
+    if weights is not None:
+        opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
+    if minutes is not None:
+        opts["SOLVER.MAX_MINUTES"] = minutes
+    if output_dir is not None:
+        opts["OUTPUT_DIR"] = str(output_dir)
+    return as_list(opts) + as_list(overrides), summary
 
 
 def evaluate(
