@@ -10,7 +10,7 @@ from detlite.apps.drawing.detections import Color
 from detlite.apps.drawing.html_page import Mark, crop_window, draw_window, join_images, jpeg
 from detlite.files.errors import DataError
 
-from .analysis.error_types import CLASSIFICATION, ERROR_TYPES, TRUE_POSITIVE
+from .analysis.error_types import CLASSIFICATION, CORRECT, ERROR_TYPES
 from .runs import RunAnalysis
 
 _OBJECT_COLOR, _TARGET_COLOR = (240, 240, 240), (255, 210, 40)
@@ -101,8 +101,8 @@ class ErrorGallery:
             objects, the `aspect` of width and height, and the `source`, a data URI.
         """
         matches, images = self._matches, len(self._matches.image_ids)
-        detected = self._visible & (self._errors.types >= TRUE_POSITIVE)
-        right = detected & (self._errors.types == TRUE_POSITIVE)
+        detected = self._visible & (self._errors.types >= CORRECT)
+        right = detected & (self._errors.types == CORRECT)
         missed = ~matches.crowd
         missed[self._errors.objects[right]] = False
         places = {"right": matches.images[right], "wrong": matches.images[detected & ~right],

@@ -23,7 +23,7 @@ BACKGROUND_IOU = 0.1  # highest IoU of a background detection with any object
 ERROR_TYPES = ("classification", "localisation", "both", "duplicate", "background", "missed")
 FALSE_POSITIVE_TYPES = ERROR_TYPES[:-1]
 CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND = range(5)
-TRUE_POSITIVE, IGNORED = -1, -2
+CORRECT, IN_CROWD = -1, -2
 
 
 class CrossCategoryMatches:
@@ -121,7 +121,7 @@ class DetectionErrors:
 
     Attributes:
         matches: the detections and the objects.
-        types: int64 [D], an index into FALSE_POSITIVE_TYPES, TRUE_POSITIVE, or IGNORED in a crowd.
+        types: int64 [D], an index into FALSE_POSITIVE_TYPES, CORRECT, or IN_CROWD.
         objects: int64 [D], the object of a true positive, duplicate, or error of classification or
             localisation; otherwise -1.
         found_by: int64 [G], the true positive of each object; -1: none.
@@ -149,8 +149,8 @@ class DetectionErrors:
         crowd_iou, _ = matches.best(same & crowd)
         nothing = np.full_like(matched, -1)
         decisions = [  # the first true condition decides about the type and the object
-            (matched >= 0, TRUE_POSITIVE, matched),
-            (crowd_iou > FOREGROUND_IOU, IGNORED, nothing),
+            (matched >= 0, CORRECT, matched),
+            (crowd_iou > FOREGROUND_IOU, IN_CROWD, nothing),
             ((same_iou >= BACKGROUND_IOU) & (same_iou <= FOREGROUND_IOU), LOCALISATION,
              same_object),
             (other_iou >= FOREGROUND_IOU, CLASSIFICATION, other_object),
@@ -181,7 +181,7 @@ class DetectionErrors:
         if not positives.any():
             return None, dict.fromkeys(ERROR_TYPES, 0.0)
 
-        counted, hits = self.types != IGNORED, self.types == TRUE_POSITIVE
+        counted, hits = self.types != IN_CROWD, self.types == CORRECT
         cases = {"": (counted, hits, matches.categories, positives)}
         for number, kind in enumerate(FALSE_POSITIVE_TYPES):
             fixed = np.zeros_like(hits)

@@ -3,8 +3,8 @@
 import pytest
 
 from detlite.apps.report.analysis.error_types import (
+    CORRECT,
     ERROR_TYPES,
-    TRUE_POSITIVE,
     CrossCategoryMatches,
     DetectionErrors,
     confusion_matrix,
@@ -74,7 +74,7 @@ def test_one_error(rows, kind):
 
 def test_one_error_of_two():
     errors = errors_of([(1, BOX), (2, FAR)], [(1, BOX, 0.9), (1, FAR, 0.8)])
-    assert errors.types.tolist() == [TRUE_POSITIVE, ERROR_TYPES.index("classification")]
+    assert errors.types.tolist() == [CORRECT, ERROR_TYPES.index("classification")]
     assert errors.ap == pytest.approx(0.5)
     assert errors.gains["classification"] == pytest.approx(0.5)
     assert errors.gains["missed"] == 0
