@@ -7,11 +7,7 @@ from pycocotools.coco import COCO
 
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED, VOID, read_cityscapes
 from detlite.evaluation import Results
-from detlite.evaluation.cityscapes import (
-    area_under_curve,
-    check_void,
-    evaluate_cityscapes,
-)
+from detlite.evaluation.cityscapes import area_under_curve, check_void, evaluate_cityscapes
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 

@@ -21,12 +21,7 @@ from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.retinanet import RetinaNet
 from detlite.structures.instances import Detections
-from tests.modeling.family import (
-    VARIANTS,
-    assert_same_objects,
-    family_config,
-    spread_scores,
-)
+from tests.modeling.family import VARIANTS, assert_same_objects, family_config, spread_scores
 
 # Those with other layers or other code in the parts that are fused.
 MODELS = [

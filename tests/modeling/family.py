@@ -16,10 +16,7 @@ from detlite.structures.instances import Detections, GroundTruth, Images, Propos
 
 LOSSES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"}
 ALL_SCORES = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
-CASCADE = {
-    "MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7),
-    "MODEL.CLS_AGNOSTIC_BBOX_REG": True,
-}
+CASCADE = {"MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG": True}
 RETINANET = {
     "MODEL.META_ARCHITECTURE": "RetinaNet",
     "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
@@ -53,10 +50,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "torchvision": {"MODEL.CONVENTION": "torchvision", "DATALOADER.SIZE_DIVISIBILITY": 32},
     "voting": {"TEST.NMS.METHOD": "voting"},
     "soft": {"TEST.NMS.METHOD": "soft-linear"},
-    "extra": {
-        "TEST.EXTRA_OUTPUTS": ("class_scores", "features"),
-        "TEST.NMS.CLASS_AGNOSTIC": True,
-    },
+    "extra": {"TEST.EXTRA_OUTPUTS": ("class_scores", "features"), "TEST.NMS.CLASS_AGNOSTIC": True},
     "retinanet": RETINANET,
     "retinanet-detectron2": {
         **RETINANET,

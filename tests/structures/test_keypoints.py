@@ -4,12 +4,7 @@ import pytest
 import torch
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
-from detlite.structures.keypoints import (
-    doubtful_sides,
-    flip_order,
-    to_heatmap_cells,
-    with_sides,
-)
+from detlite.structures.keypoints import doubtful_sides, flip_order, to_heatmap_cells, with_sides
 from tests.builders import random_boxes
 
 
