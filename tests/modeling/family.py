@@ -131,6 +131,12 @@ C4_VARIANTS: dict[str, dict[str, Any]] = {
         "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
     },
     "c4, keypoints": _KEYPOINT_HEAD,
+    "c4, shared keypoints": {
+        "MODEL.KEYPOINT_ON": True,
+        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": 3,
+        "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": True,
+        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 28,
+    },
     "c4, proposals from outside": {"MODEL.LOAD_PROPOSALS": True},
 }
 _FBNET = {
