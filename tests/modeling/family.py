@@ -1,14 +1,12 @@
-"""Configs of one small model of every kind, records to call the models with, and a short run."""
+"""Configs of one small model of every kind, and records to call the models with."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-import detlite
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.retinanet import RetinaNet
@@ -285,29 +283,6 @@ def assert_same_objects(
         torch.testing.assert_close(
             values, expected[name][nearest], rtol=scale * rtol, atol=scale * atol
         )
-
-
-def train_and_resume(data: Any, folder: Path, settings: dict[str, Any]) -> None:
-    """Train on a set of small images for two iterations, evaluate, and resume for a third one."""
-    settings = {
-        "INPUT.MIN_SIZE_TRAIN": (64,),
-        "INPUT.MIN_SIZE_TEST": 64,
-        "DATALOADER.NUM_WORKERS": 0,
-        "SOLVER.IMS_PER_BATCH": 2,
-        "SOLVER.LOG_PERIOD": 1,
-        "TEST.IMS_PER_BATCH": 1,
-        "TEST.LOSS": True,
-        **settings,
-    }
-    for iterations in (2, 3):
-        result = detlite.train(
-            data=data,
-            test_data=data,
-            output_dir=folder,
-            overrides={**settings, "SOLVER.MAX_ITER": iterations},
-            resume=iterations == 3,
-        )
-        assert result.metrics
 
 
 def check_losses(model: nn.Module, losses: dict[str, Tensor], names: set[str] = LOSSES) -> None:
