@@ -21,14 +21,6 @@ def test_cells_equal_torchvision():
     assert 40 < valid.sum() < 40 * 17
 
 
-def test_far_edge_belongs_to_the_last_cell():
-    box = torch.tensor([[10.0, 20, 30, 60]])
-    points = torch.tensor([[[30.0, 60, 2], [10, 20, 2], [30, 20, 1], [29.99, 40, 0]]])
-    cells, valid = to_heatmap_cells(points, box, 4)
-    assert cells.tolist() == [[15, 0, 3, 0]]
-    assert valid.tolist() == [[True, True, True, False]]
-
-
 def test_flip_order_swaps_left_and_right():
     names = ["nose", "left_eye", "right_eye", "left_hip", "tail", "right_hip", "left_paw"]
     assert flip_order(names) == [0, 2, 1, 5, 4, 3, 6]
