@@ -56,10 +56,3 @@ def test_statistics_of_norms(stored):
     means = model["backbone.body.res2.0.norm1.running_mean"]
     assert torch.equal(means, torch.full((4,), float(stored)))  # folded ones become 0 and 1
     assert torch.equal(model["backbone.body.stem.norm1.running_var"], torch.ones(STEM))
-
-
-def test_last_stage_of_a_c4_model_belongs_to_the_head():
-    model = convert(state_dict("caffe2, C4"), "caffe2").model
-    assert "roi_heads.box.feature_extractor.res5.2.conv3.weight" in model
-    assert not any(name.startswith("backbone.body.res5.") for name in model)
-    assert "backbone.body.res5.2.conv3.weight" in convert(state_dict("caffe2, FPN"), "caffe2").model

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from yacs.config import CfgNode
 
 from detlite.config import load_config
@@ -20,12 +20,11 @@ from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.hooks import Hook
 from detlite.engine.rng import seed_all
 from detlite.engine.run import TrainingRun
-from tests.builders import coco_content, coco_object, rectangle
+from tests.builders import coco_content, coco_object, rectangle, write_coco_dataset
 from tests.engine.toy import ToyDetector, new_toy
 
 ROOT = Path(__file__).parents[2]
 KEYPOINT_NAMES = ["left_top", "right_top", "middle", "left_bottom", "right_bottom"]
-KEYPOINT_COLORS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255), (250, 250, 0)]
 
 
 @pytest.fixture
@@ -116,33 +115,11 @@ def train_toy(make_cfg: Callable[..., CfgNode], make_sets: Callable[..., Any]) -
 
 @pytest.fixture(scope="session")
 def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of plates in two shades of gray, with a dot of another color for each keypoint."""
+    """Folder with a dataset of images of two bright plates, with keypoints at their centers."""
     folder = tmp_path_factory.mktemp("plates")
-    rng = np.random.default_rng(0)
-    rows: list[dict[str, Any]] = []
-    for number in range(1, 7):
-        canvas = Image.fromarray(rng.integers(0, 40, (64, 80, 3), np.uint8))
-        draw = ImageDraw.Draw(canvas)
-        for half in range(2):
-            x, y = 40 * half + int(rng.integers(1, 8)), int(rng.integers(2, 28))
-            width, height = int(rng.integers(24, 31)), int(rng.integers(24, 33))
-            category = int(rng.integers(2))
-            draw.rectangle((x, y, x + width - 1, y + height - 1), fill=(110 + 60 * category,) * 3)
-            keypoints: list[int] = []
-            centers = [(0.2, 0.2), (0.8, 0.2), (0.5, 0.5), (0.2, 0.8), (0.8, 0.8)]
-            for (across, down), color in zip(centers, KEYPOINT_COLORS, strict=True):
-                point = int(x + across * width), int(y + down * height)
-                draw.rectangle((*(p - 2 for p in point), *(p + 2 for p in point)), fill=color)
-                keypoints += [*point, 2]
-            fields = {"segmentation": rectangle(x, y, width, height), "num_keypoints": 5}
-            box = (x, y, width, height)
-            rows.append(coco_object(box, 1 + category, number, keypoints=keypoints, **fields))
-        canvas.save(folder / f"{number}.png")
-    content = coco_content(rows, range(1, 7), (64, 80), ("dark", "light"))
-    for named in content["categories"]:
-        named |= {"keypoints": KEYPOINT_NAMES, "skeleton": []}
-    (folder / "plates.json").write_text(json.dumps(content))
-    return folder
+    options = {"categories": ["plate"], "keypoints": KEYPOINT_NAMES}
+    write_coco_dataset(folder, "plates", 6, (64, 80), objects=1, sides=(24, 33), **options)
+    return folder / "plates"
 
 
 @pytest.fixture
@@ -152,12 +129,12 @@ def plates_config(
     """Return a function that loads a config of a tiny model for `plates`, with overrides."""
 
     def load(*opts: Any, **kinds: Any) -> CfgNode:
-        entry = {"name": "plates", "annotations": "plates.json", "images": "."}
+        entry = {"name": "plates", "annotations": "annotations.json", "images": "images"}
         return tiny_config(
             "MODEL.DEVICE", device, "OUTPUT_DIR", str(tmp_path),
             "DATASETS.ROOT", str(plates), "DATASETS.CATALOG", [entry],
             "DATASETS.TRAIN", ("plates",), "DATASETS.TEST", ("plates",),
-            "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3, "DATALOADER.NUM_WORKERS", 0,
+            "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 2, "DATALOADER.NUM_WORKERS", 0,
             "INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MIN_SIZE_TEST", 64, "SOLVER.OPTIMIZER", "AdamW",
             "SOLVER.BASE_LR", 2e-3, "SOLVER.WARMUP_ITERS", 4, "SOLVER.STEPS", (),
             "SOLVER.IMS_PER_BATCH", 2, "SOLVER.MAX_ITER", 16, "SOLVER.LOG_PERIOD", 1,

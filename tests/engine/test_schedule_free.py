@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from detlite import ConfigError
 from detlite.config import load_config
-from detlite.engine.schedule_free import averaged_weights, restore_trained_weights
+from detlite.engine.schedule_free import averaged_weights
 from detlite.engine.solver import build_optimizer
 from tests.engine.toy import assert_equal
 
@@ -68,31 +68,6 @@ def test_averages_leave_no_trace():
         assert_equal(model.state_dict(), averages)
     assert_equal(model.state_dict(), weights)
     assert_equal(optimizer.state_dict(), state)
-
-
-def test_a_state_that_was_saved_with_averages_continues_bit_for_bit():
-    torch.manual_seed(0)
-    model, resumed = nn.Linear(3, 2), nn.Linear(3, 2)
-    optimizer, second = build(model), build(resumed)
-    train(optimizer, model.weight, 3)
-    with averaged_weights(optimizer):
-        resumed.load_state_dict(model.state_dict())
-        second.load_state_dict(deepcopy(optimizer.state_dict()))
-    restore_trained_weights(second)
-    for one, own in ((model, optimizer), (resumed, second)):
-        train(own, one.weight, 3)
-    assert_equal(resumed.state_dict(), model.state_dict())
-    assert_equal(second.state_dict(), optimizer.state_dict())
-
-
-def test_other_optimizers_do_not_change():
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    train(optimizer, model.weight, 1)
-    weights, state = deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
-    with averaged_weights(optimizer):
-        assert_equal(model.state_dict(), weights)
-        assert_equal(optimizer.state_dict(), state)
 
 
 def test_a_missing_package_is_named(monkeypatch):

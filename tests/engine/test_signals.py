@@ -60,14 +60,16 @@ with StopSignals() as stop:
 """
 
 
-def run(second, **env):
-    env = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"} | env
+@pytest.mark.parametrize(
+    ("second", "elastic", "status", "printed"),
+    [("SIGHUP", {}, -signal.SIGHUP, ""),
+     ("SIGTERM", {"TORCHELASTIC_RUN_ID": "1"}, 0, "alive SIGTERM\n")],
+)  # fmt: skip
+def test_a_second_signal_ends_the_process_but_torchrun_sends_two(second, elastic, status, printed):
+    env = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
     command = [sys.executable, "-c", SCRIPT.format(second=second)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-
-
-def test_a_second_signal_ends_the_process():
-    assert run("SIGHUP").returncode == -signal.SIGHUP
+    done = subprocess.run(command, env=env | elastic, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (status, printed)
 
 
 def test_a_second_ctrl_c_raises_keyboard_interrupt():
@@ -76,11 +78,6 @@ def test_a_second_ctrl_c_raises_keyboard_interrupt():
         send("SIGTERM")
         with pytest.raises(KeyboardInterrupt):
             send("SIGINT")
-
-
-def test_the_second_signal_of_torchrun_is_ignored():
-    done = run("SIGTERM", TORCHELASTIC_RUN_ID="1")
-    assert (done.returncode, done.stdout) == (0, "alive SIGTERM\n")
 
 
 def test_ignored_signals_stay_ignored():

@@ -112,13 +112,6 @@ def test_the_layers_of_a_resnet_are_its_stages(tiny_config):
     assert {r for name, r in rates.items() if not name.startswith("backbone.body.")} == {1.0}
 
 
-def test_parameters_with_equal_values_share_a_group():
-    cfg = make_cfg(
-        BIAS_LR_FACTOR=1.0, WEIGHT_DECAY=0.1, WEIGHT_DECAY_BIAS=0.1, WEIGHT_DECAY_NORM=0.1
-    )
-    assert len(build_optimizer(cfg, make_model()).param_groups) == 1
-
-
 def test_frozen_and_shared_parameters():
     model = make_model()
     model[0].requires_grad_(False)

@@ -7,11 +7,7 @@ from pycocotools.coco import COCO
 
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED, VOID, read_cityscapes
 from detlite.evaluation import Results
-from detlite.evaluation.cityscapes import (
-    area_under_curve,
-    check_void,
-    evaluate_cityscapes,
-)
+from detlite.evaluation.cityscapes import area_under_curve, check_void, evaluate_cityscapes
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 
@@ -99,18 +95,6 @@ def test_other_labels_groups_and_caravans_are_not_void(ground_truth, number):
     assert measure(truth, predictions)["per_category"]["car"] == 0.25
 
 
-def test_instances_of_100_pixels_count(ground_truth):
-    truth = ground_truth(make_image(ONE, (26001, 20, 20, 10, 10)))
-    assert measure(truth, [detection(0.8, *ONE[1:])])["AP"] == 0.5
-
-
-@pytest.mark.parametrize(("height", "ap"), [(9, 1.0), (10, 0.25)])
-def test_small_groups_count_twice(ground_truth, height, ap):
-    truth = ground_truth(make_image(ONE, (CAR, 20, 20, 10, height)))
-    predictions = [detection(0.8, *ONE[1:]), detection(0.9, 27, 20, 10, height)]
-    assert measure(truth, predictions)["AP50"] == ap
-
-
 def test_no_detections_and_no_instances(ground_truth):
     truth = ground_truth(make_image(ONE, (0, 20, 20, 20, 10), (PERSON, 0, 20, 20, 10)))
     ignored = detection(0.9, 20, 20, 20, 10)
@@ -181,6 +165,14 @@ CURVES = {
     "another label": ([ONE, (24000, 0, 20, 20, 10)], [(0.9, *ONE[1:], PERSON)], 0.0),
     "another image": ([ONE], [(0.9, *ONE[1:], CAR, 2), (0.8, *ONE[1:])], 0.25),
     "on a group": ([ONE, (CAR, 20, 20, 20, 10)], [(0.9, 20, 20, 20, 10), (0.8, *ONE[1:])], 1.0),
+    "an instance of 100 pixels counts": ([ONE, (26001, 20, 20, 10, 10)], [(0.8, *ONE[1:])], 0.5),
+    # Groups of less than 100 pixels count twice.
+    "on a small group": (
+        [ONE, (CAR, 20, 20, 10, 9)], [(0.8, *ONE[1:]), (0.9, 27, 20, 10, 9)], 1.0,
+    ),
+    "on a group of 100 pixels": (
+        [ONE, (CAR, 20, 20, 10, 10)], [(0.8, *ONE[1:]), (0.9, 27, 20, 10, 10)], 0.25,
+    ),
     "on a small instance": (
         [ONE, (26001, 20, 20, 9, 9)], [(0.9, 20, 20, 9, 9), (0.8, *ONE[1:])], 1.0,
     ),

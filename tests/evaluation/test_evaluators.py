@@ -10,7 +10,6 @@ from detlite.config import ConfigError, load_config
 from detlite.data import build_dataset
 from detlite.evaluation import Results
 from detlite.evaluation.evaluators import (
-    Evaluator,
     build_evaluators,
     max_detections,
     predicted_kinds,
@@ -65,13 +64,6 @@ def test_default_evaluators(dataset_type, boxes, masks):
     assert list(build_evaluators(make_cfg(), dataset)) == boxes
     assert list(build_evaluators(make_cfg(*MASKS), dataset)) == masks
     assert list(build_evaluators(make_cfg(*PROPOSALS), dataset)) == ["proposals"]
-
-
-@pytest.mark.parametrize("names", [["proposals", "coco"], []])
-def test_evaluators_of_the_catalog_entry(names):
-    evaluators = build_evaluators(make_cfg(evaluators=names), make_dataset("voc"))
-    assert list(evaluators) == names
-    assert all(isinstance(evaluator, Evaluator) for evaluator in evaluators.values())
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,7 @@ def test_rows_and_columns():
         "bbox   50.0   75.0    n/a",
         "segm  100.0  100.0    n/a",
     ]
-
-
-def test_kinds_with_different_columns():
+    # Kinds with different columns.
     metrics = {"bbox": {"AP": 0.5, "AR1": 0.25}, "keypoints": {"AP": None, "AR": 1.0}}
     assert format_table(metrics).splitlines() == [
         "              AP    AR1     AR",

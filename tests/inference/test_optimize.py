@@ -21,12 +21,7 @@ from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.retinanet import RetinaNet
 from detlite.structures.instances import Detections
-from tests.modeling.family import (
-    VARIANTS,
-    assert_same_objects,
-    family_config,
-    spread_scores,
-)
+from tests.modeling.family import VARIANTS, assert_same_objects, family_config, spread_scores
 
 # Those with other layers or other code in the parts that are fused.
 MODELS = [
@@ -216,11 +211,16 @@ def test_code_that_depends_on_values_is_not_fused(tiny_config):
     optimize(model, "bfloat16").detect(images)
 
 
+def scaled_weight_norm(layer: nn.Module) -> None:
+    """Make the norm differ from that of the weights, which may give equal scores."""
+    parametrizations.weight_norm(layer).parametrizations.weight.original0.data.mul_(1.5)
+
+
 CUSTOM: dict[str, Callable[[nn.Module], Any]] = {
     "hook": lambda layer: layer.register_forward_hook(lambda *call: call[2] * 1.5),
     "pre-hook": lambda layer: layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1.5,)),
     "pruned": lambda layer: prune.random_unstructured(layer, "weight", amount=0.5),
-    "weight norm": parametrizations.weight_norm,
+    "weight norm": scaled_weight_norm,
     "spectral norm": parametrizations.spectral_norm,
 }
 

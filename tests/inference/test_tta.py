@@ -65,11 +65,7 @@ RETINANET_OPTS = [
 @pytest.mark.parametrize("size", [64, 96, 50])
 @pytest.mark.parametrize(
     ("convention", "rules"),
-    [
-        ("detlite", {}),
-        ("detectron2", {"clip": "before-nms"}),
-        ("torchvision", {"min_size": 0.0}),
-    ],
+    [("detlite", {}), ("detectron2", {"clip": "before-nms"}), ("torchvision", {"min_size": 0.0})],
 )
 def test_one_view_keeps_the_convention_of_the_detector(tiny_config, image, convention, rules, size):
     """Boxes are clipped at the same point, and have the same minimum size, as without views."""

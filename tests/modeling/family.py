@@ -1,14 +1,12 @@
-"""Configs of one small model of every kind, records to call the models with, and a short run."""
+"""Configs of one small model of every kind, and records to call the models with."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-import detlite
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.retinanet import RetinaNet
@@ -16,10 +14,7 @@ from detlite.structures.instances import Detections, GroundTruth, Images, Propos
 
 LOSSES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"}
 ALL_SCORES = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
-CASCADE = {
-    "MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7),
-    "MODEL.CLS_AGNOSTIC_BBOX_REG": True,
-}
+CASCADE = {"MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG": True}
 RETINANET = {
     "MODEL.META_ARCHITECTURE": "RetinaNet",
     "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
@@ -53,10 +48,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "torchvision": {"MODEL.CONVENTION": "torchvision", "DATALOADER.SIZE_DIVISIBILITY": 32},
     "voting": {"TEST.NMS.METHOD": "voting"},
     "soft": {"TEST.NMS.METHOD": "soft-linear"},
-    "extra": {
-        "TEST.EXTRA_OUTPUTS": ("class_scores", "features"),
-        "TEST.NMS.CLASS_AGNOSTIC": True,
-    },
+    "extra": {"TEST.EXTRA_OUTPUTS": ("class_scores", "features"), "TEST.NMS.CLASS_AGNOSTIC": True},
     "retinanet": RETINANET,
     "retinanet-detectron2": {
         **RETINANET,
@@ -137,6 +129,12 @@ C4_VARIANTS: dict[str, dict[str, Any]] = {
         "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
     },
     "c4, keypoints": _KEYPOINT_HEAD,
+    "c4, shared keypoints": {
+        "MODEL.KEYPOINT_ON": True,
+        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": 3,
+        "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": True,
+        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 28,
+    },
     "c4, proposals from outside": {"MODEL.LOAD_PROPOSALS": True},
 }
 _FBNET = {
@@ -285,29 +283,6 @@ def assert_same_objects(
         torch.testing.assert_close(
             values, expected[name][nearest], rtol=scale * rtol, atol=scale * atol
         )
-
-
-def train_and_resume(data: Any, folder: Path, settings: dict[str, Any]) -> None:
-    """Train on a set of small images for two iterations, evaluate, and resume for a third one."""
-    settings = {
-        "INPUT.MIN_SIZE_TRAIN": (64,),
-        "INPUT.MIN_SIZE_TEST": 64,
-        "DATALOADER.NUM_WORKERS": 0,
-        "SOLVER.IMS_PER_BATCH": 2,
-        "SOLVER.LOG_PERIOD": 1,
-        "TEST.IMS_PER_BATCH": 1,
-        "TEST.LOSS": True,
-        **settings,
-    }
-    for iterations in (2, 3):
-        result = detlite.train(
-            data=data,
-            test_data=data,
-            output_dir=folder,
-            overrides={**settings, "SOLVER.MAX_ITER": iterations},
-            resume=iterations == 3,
-        )
-        assert result.metrics
 
 
 def check_losses(model: nn.Module, losses: dict[str, Tensor], names: set[str] = LOSSES) -> None:

@@ -3,9 +3,11 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError
+from detlite.engine.solver import build_optimizer
 from detlite.modeling.backbone import BACKBONES, Backbone
 from detlite.modeling.build import META_ARCHITECTURES, build_model, torch_device
 from detlite.modeling.retinanet import RetinaNet
+from tests.modeling.family import RETINANET
 
 
 def test_seed_determines_the_weights(tiny_config):
@@ -30,11 +32,26 @@ def test_automatic_device():
     assert torch_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_unknown_architecture(tiny_config):
-    with pytest.raises(
-        ConfigError, match=r"MODEL\.META_ARCHITECTURE: unknown detector 'RetinalNet'"
-    ):
-        build_model(tiny_config("MODEL.META_ARCHITECTURE", "RetinalNet"))
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("MODEL.META_ARCHITECTURE", "detector"),
+        ("MODEL.ROI_HEADS.SAMPLER", "sampler"),
+        ("MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "box"),
+        ("MODEL.ROI_BOX_HEAD.PREDICTOR", "box"),
+        ("MODEL.ROI_BOX_HEAD.POOLER_TYPE", "pooler"),
+        ("MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "mask"),
+        ("MODEL.ROI_MASK_HEAD.PREDICTOR", "mask"),
+        ("MODEL.ROI_MASK_HEAD.POOLER_TYPE", "pooler"),
+        ("MODEL.RETINANET.BOX_LOSS", "box loss"),
+        ("SOLVER.OPTIMIZER", "optimizer"),
+    ],
+)
+def test_unknown_names_name_the_key(tiny_config, key, kind):
+    retinanet = [item for pair in RETINANET.items() for item in pair]
+    cfg = tiny_config(*(retinanet if "RETINANET" in key else ()), key, "other")
+    with pytest.raises(ConfigError, match=rf"{key}: unknown {kind}.* 'other'; .*known: .*"):
+        build_optimizer(cfg, build_model(cfg))
 
 
 class Body(nn.Module):

@@ -18,8 +18,8 @@ from detlite.modeling.build import build_model
 from detlite.modeling.compilation import compile_losses, compile_parts, compiler_works
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training, use_static_shapes
-from detlite.structures.instances import Images
 from tests.builders import tiny_config
+from tests.engine.toy import new_toy
 from tests.modeling.family import (
     ALL_SCORES,
     CASCADE,
@@ -222,26 +222,6 @@ def _broken(function: Any, **options: Any) -> Any:
     return call
 
 
-class OneWeight(nn.Module):
-    """What a training step needs of a model."""
-
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, images: list[torch.Tensor], targets: Any) -> dict[str, torch.Tensor]:
-        sizes = torch.tensor([image.shape[1:] for image in images])
-        return self.losses(Images(torch.stack(images).float(), sizes))
-
-    def losses(self, images: Images) -> dict[str, torch.Tensor]:
-        return {"loss": (images.pixels * self.weight).sum() / images.pixels.shape[2]}
-
-    def training_parts(self) -> list[tuple[nn.Module, str]]:
-        return [(self, "losses")]
-
-
 @pytest.mark.parametrize("gradients", [False, True])
 def test_errors_of_the_compiler_name_the_key(gradients):
     def fail(graph: Any, inputs: Any) -> Any:
@@ -251,11 +231,12 @@ def test_errors_of_the_compiler_name_the_key(gradients):
 
     # torch compiles gradients once more in `backward` if they cannot be compiled before.
     backend: Any = aot_autograd(fw_compiler=nop, bw_compiler=fail) if gradients else fail
-    model: Any = OneWeight()
+    model: Any = new_toy(noise=0.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     config = tiny_config("SOLVER.IMS_PER_BATCH", 1, "MODEL.COMPILE", True)
     step = TrainStep(config, model, optimizer, scaler)
     compile_losses(model, backend)
+    target = {"boxes": torch.ones(1, 4), "labels": torch.tensor([1])}
     with pytest.raises(ConfigError, match=r"unsupported operator\).*set MODEL\.COMPILE False"):
-        step([torch.ones(3, 8, 8)], [{}])
+        step([torch.ones(3, 8, 8)], [target])

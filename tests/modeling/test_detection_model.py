@@ -86,17 +86,10 @@ def test_a_model_on_the_meta_device_says_how_to_load_weights(tiny_config, make_b
             make(move)
 
 
-NETWORK = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]
-
-
-@pytest.fixture
-def network(tiny_config):
-    return build_model(tiny_config(*NETWORK))
-
-
-def test_detections_are_the_proposals_of_the_rpn(network, make_batch):
+def test_detections_are_the_proposals_of_the_rpn(tiny_config, make_batch):
     images, _ = make_batch(2, 1)
-    network.eval()
+    keys = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]
+    network = build_model(tiny_config(*keys)).eval()
     result = network(images)
     batch = network.normalizer(images)
     with torch.no_grad():

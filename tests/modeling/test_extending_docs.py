@@ -144,14 +144,6 @@ def test_parts_without_an_example(tiny_config, make_batch, monkeypatch):
     assert (pooler.pool.scale != 1).all()
 
 
-@pytest.mark.parametrize("key", ["SOLVER.OPTIMIZER", "MODEL.RETINANET.BOX_LOSS"])
-def test_unknown_names_name_the_key(tiny_config, key):
-    cfg = tiny_config("MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.MASK_ON", False,
-                      "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", key, "other")  # fmt: skip
-    with pytest.raises(ConfigError, match=f"{re.escape(key)}: unknown .* 'other'; .*known: .*"):
-        build_optimizer(cfg, build_model(cfg))
-
-
 def test_own_keys(run_block, tiny_config):
     cfg = tiny_config("IMPORTS", run_block("declare_keys"), "DISTILL.LOSS", "mse")
     assert dict(cfg.DISTILL) == {"TEACHER": "", "TEMPERATURE": 2.0, "LOSS": "mse"}

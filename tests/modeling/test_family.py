@@ -219,10 +219,7 @@ PROPERTIES: dict[Callable[[Case], None], tuple[Any, Any]] = {
     the_heads_train_on_little_more_than_the_foreground: (("keypoint",), ()),
     shared_features_are_those_of_the_rows_of_the_head: (("c4",), ()),
     padding_of_ground_truth_has_no_effect: (("mask", "cascade", "retinanet", "proposals"), ("c4",)),
-    exported_models_detect_the_same: (
-        (),
-        ("keypoint", "cascade", "soft", "retinanet-torchvision"),
-    ),
+    exported_models_detect_the_same: ((), ("keypoint", "cascade", "soft", "retinanet-torchvision")),
     fallback_operators_compute_the_same: (_FEW, ("voting",)),
     steps_on_a_gpu_read_no_values: (("keypoint",), _FAKE_SLOW),
     images_of_a_batch_are_independent: (("mask", "c4", "cascade", "retinanet"), ()),

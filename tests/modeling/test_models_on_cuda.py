@@ -23,7 +23,6 @@ from tests.modeling.family import (
     family_batch,
     family_config,
     losses_and_gradients,
-    train_and_resume,
 )
 
 NAME = os.environ.get("DETLITE_TEST_DEVICE", "cuda")
@@ -126,19 +125,19 @@ def test_a_run_trains_saves_evaluates_and_resumes(dtype, make_coco_dataset, tmp_
     """Also the loss on the test set, and the device's own generator in checkpoints."""
     data = make_coco_dataset(images=4, size=(64, 96))
     settings = {
-        "MODEL.DEVICE": NAME,
-        "DTYPE": dtype,
-        "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
-        "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
-        "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
-        "MODEL.GROUP_NORM.NUM_GROUPS": 4,
-        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 16,
-        "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
-        "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
-        "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
-        "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 30,
-    }
-    train_and_resume(data, tmp_path / "run", settings)
+        "MODEL.DEVICE": NAME, "DTYPE": dtype, "DATALOADER.NUM_WORKERS": 0,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": 8, "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
+        "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16, "MODEL.GROUP_NORM.NUM_GROUPS": 4,
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 16, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
+        "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,), "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
+        "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 30, "INPUT.MIN_SIZE_TRAIN": (64,),
+        "INPUT.MIN_SIZE_TEST": 64, "SOLVER.IMS_PER_BATCH": 2, "SOLVER.LOG_PERIOD": 1,
+        "TEST.IMS_PER_BATCH": 1, "TEST.LOSS": True,
+    }  # fmt: skip
+    run = {"data": data, "test_data": data, "output_dir": tmp_path / "run"}
+    for iterations in (2, 3):
+        overrides = {**settings, "SOLVER.MAX_ITER": iterations}
+        assert detlite.train(**run, overrides=overrides, resume=iterations == 3).metrics
     file = tmp_path / "run" / "model_final.pth"
     (generators,) = torch.load(file, weights_only=True)["training"]["rng"]
     assert NAME in generators

@@ -5,11 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from detlite import build_model, optimize
-from detlite.modeling.preprocessing import (
-    Normalizer,
-    prepare_proposals,
-    prepare_targets,
-)
+from detlite.modeling.preprocessing import Normalizer, prepare_proposals, prepare_targets
 from detlite.structures.instances import GroundTruth, PaddedBatchImages
 from detlite.structures.masks.packed import PackedMasks
 

@@ -1,24 +1,16 @@
-"""A slow, plain definition of NMS, to test the kernels against."""
+"""torchvision's NMS of each group, to test the kernels against."""
 
-import numpy as np
-
-
-def iou(a: np.ndarray, b: np.ndarray) -> np.floating:
-    width = max(min(a[2], b[2]) - max(a[0], b[0]), a.dtype.type(0))
-    height = max(min(a[3], b[3]) - max(a[1], b[1]), a.dtype.type(0))
-    area_a = (a[2] - a[0]) * (a[3] - a[1])
-    area_b = (b[2] - b[0]) * (b[3] - b[1])
-    with np.errstate(all="ignore"):
-        return width * height / (area_a + area_b - width * height)
+import torch
+from torch import Tensor
+from torchvision.ops import nms
 
 
-def batched_nms(
-    boxes: np.ndarray, scores: np.ndarray, idxs: np.ndarray, threshold: float
-) -> list[int]:
-    """The indices kept, by decreasing score, lower index first among equals; NaN never."""
-    valid = ~np.isnan(scores) & ~np.isnan(boxes).any(axis=1)
-    kept: list[int] = []
-    for i in sorted(np.flatnonzero(valid), key=lambda i: (-scores[i], i)):
-        if not any(idxs[i] == idxs[j] and iou(boxes[j], boxes[i]) > threshold for j in kept):
-            kept.append(int(i))
-    return kept
+def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, threshold: float) -> Tensor:
+    """Return the indices kept, by decreasing score, the lower index first among equals."""
+    dtype = torch.float64 if boxes.dtype == torch.float64 else torch.float32
+    boxes, scores, kept = boxes.to(dtype), scores.to(dtype), torch.zeros_like(idxs).bool()
+    for group in idxs.unique():
+        (own,) = torch.where(idxs == group)
+        kept[own[nms(boxes[own], scores[own], threshold)]] = True
+    (index,) = torch.where(kept)
+    return index[scores[index].argsort(descending=True, stable=True)]

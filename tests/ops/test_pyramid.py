@@ -2,13 +2,7 @@ import pytest
 import torch
 
 from detlite import _C
-from detlite.ops import (
-    assign_levels,
-    pyramid_roi_align,
-    pyramid_roi_pool,
-    roi_align,
-    roi_pool,
-)
+from detlite.ops import assign_levels, pyramid_roi_align, pyramid_roi_pool, roi_align, roi_pool
 from detlite.ops.dispatch import compute_dtype
 from tests.ops.roi_cases import DTYPES, OPCHECK_LAYOUTS, SCALES, TOLERANCE, odd_rois
 

@@ -25,8 +25,7 @@ def batch_of_boxes() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("form", "box"),
-    [("XYXY", [1, 2, 5, 8]), ("XYWH", [1, 2, 4, 6]), ("CXCYWH", [3, 5, 4, 6])],
+    ("form", "box"), [("XYXY", [1, 2, 5, 8]), ("XYWH", [1, 2, 4, 6]), ("CXCYWH", [3, 5, 4, 6])]
 )
 def test_formats_of_torchvision(form, box):
     given = BoundingBoxes(torch.tensor([box]), format=form, canvas_size=(10, 10))

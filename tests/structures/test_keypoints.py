@@ -4,12 +4,7 @@ import pytest
 import torch
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
-from detlite.structures.keypoints import (
-    doubtful_sides,
-    flip_order,
-    to_heatmap_cells,
-    with_sides,
-)
+from detlite.structures.keypoints import doubtful_sides, flip_order, to_heatmap_cells, with_sides
 from tests.builders import random_boxes
 
 
@@ -24,14 +19,6 @@ def test_cells_equal_torchvision():
     assert torch.equal(valid, expected_valid.bool())
     assert torch.equal(cells, expected)
     assert 40 < valid.sum() < 40 * 17
-
-
-def test_far_edge_belongs_to_the_last_cell():
-    box = torch.tensor([[10.0, 20, 30, 60]])
-    points = torch.tensor([[[30.0, 60, 2], [10, 20, 2], [30, 20, 1], [29.99, 40, 0]]])
-    cells, valid = to_heatmap_cells(points, box, 4)
-    assert cells.tolist() == [[15, 0, 3, 0]]
-    assert valid.tolist() == [[True, True, True, False]]
 
 
 def test_flip_order_swaps_left_and_right():

@@ -309,26 +309,17 @@ def test_outputs_of_the_model_are_left_out_of_results_of_datasets(tiny_config):
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_head_trains_on_a_field(tiny_config, make_targets, static):
+def test_a_head_trains_on_a_field(tiny_config, static):
     model = head_model(tiny_config).train()
     model.static_shapes = static
     assert model.required_targets == ("masks", "code")
-    images, targets = make_targets(2)
-    losses = model(images, targets)
+    images, targets, _ = zip(*(scene(number, IMAGE, number) for number in range(2)), strict=True)
+    for target in targets:
+        target["labels"] = target["labels"] % 3 + 1
+        target["code"] = target["labels"].float()
+    losses = model([*images], targets)
     losses["loss_code"].backward()
     assert model.roi_heads.code.predictor.weight.grad.abs().sum() > 0
     del targets[1]["code"]
     with pytest.raises(ValueError, match=r"targets\[1\] has no code"):
-        model(images, targets)
-
-
-@pytest.fixture
-def make_targets():
-    def make(count):
-        samples = [scene(number, IMAGE, number) for number in range(count)]
-        for _, target, _ in samples:
-            target["labels"] = target["labels"] % 3 + 1
-            target["code"] = target["labels"].float()
-        return [image for image, *_ in samples], [target for _, target, _ in samples]
-
-    return make
+        model([*images], targets)

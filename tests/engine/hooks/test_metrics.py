@@ -72,15 +72,6 @@ def test_the_first_non_finite_loss_is_named(value):
             read()
 
 
-def test_a_check_does_not_reset_the_meters():
-    meters = Meters()
-    with meters.timed("time"):
-        meters.update(1, {"loss_a": torch.tensor(3.0)}, [])
-    assert meters.check() == meters.check() == [[3.0]]
-    assert meters.read()["loss"] == 3.0
-    assert meters.check() == []
-
-
 def test_lines_and_events(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     writer = writer_in(tmp_path)

@@ -6,13 +6,7 @@ from torch import Tensor
 from torchvision.ops import box_iou, clip_boxes_to_image, nms
 
 from detlite.conventions import CONVENTIONS
-from detlite.modeling.boxes.suppression import (
-    MIN_SCORE,
-    SIGMA,
-    VOTE_IOU,
-    Suppression,
-    suppress,
-)
+from detlite.modeling.boxes.suppression import MIN_SCORE, SIGMA, VOTE_IOU, Suppression, suppress
 from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import Postprocess, build_postprocess
 from detlite.structures import boxes as box_ops

@@ -47,12 +47,6 @@ def test_config_keys_of_the_conv_head(tiny_config):
     assert x.shape == (1, 32)
 
 
-@pytest.mark.parametrize("key", ["FEATURE_EXTRACTOR", "PREDICTOR"])
-def test_unknown_name_is_reported_with_its_key(tiny_config, key):
-    with pytest.raises(ConfigError, match=rf"MODEL\.ROI_BOX_HEAD\.{key}: unknown box .* 'None'"):
-        build_model(tiny_config(f"MODEL.ROI_BOX_HEAD.{key}", "None"))
-
-
 PREDICTS_28, PREDICTS_56 = (f"but the head predicts {side}" for side in (28, 56))
 VECTORS = "FPN2MLPFeatureExtractor computes vectors, not maps"
 
@@ -63,8 +57,6 @@ VECTORS = "FPN2MLPFeatureExtractor computes vectors, not maps"
         ("mask", "RESOLUTION", 14, f"RESOLUTION is 14, {PREDICTS_28}"),
         ("mask", "RESOLUTION", 30, f"RESOLUTION is 30, {PREDICTS_28}"),
         ("mask", "SHARE_BOX_FEATURE_EXTRACTOR", True, VECTORS),
-        ("mask", "FEATURE_EXTRACTOR", "None", r"FEATURE_EXTRACTOR: unknown mask .* 'None'"),
-        ("mask", "PREDICTOR", "None", r"MASK_HEAD\.PREDICTOR: unknown mask .* 'None'"),
         ("keypoint", "RESOLUTION", 14, f"RESOLUTION is 14, {PREDICTS_56}"),
         ("keypoint", "SHARE_BOX_FEATURE_EXTRACTOR", True, VECTORS),
     ],

@@ -21,22 +21,23 @@ def test_anchors_by_hand():
     assert anchors.tolist() == first + second
 
 
-def test_several_sizes_per_level(tiny_config):
-    sizes = ((4, 8), (8, 16), (16, 32), (32, 64), (64, 128))
-    model = build_model(tiny_config("MODEL.RPN.ANCHOR_SIZES", sizes))
-    assert model.rpn.anchor_generator.per_cell == [6] * 5
-    assert model.rpn.head.cls_logits.out_channels == 6
+@pytest.mark.parametrize(
+    ("sizes", "c4", "per_cell"),
+    [
+        (((4, 8), (8, 16), (16, 32), (32, 64), (64, 128)), False, [6] * 5),
+        (((8, 16), (32,)), True, [9]),  # a single map has anchors of all sizes
+    ],
+)
+def test_several_sizes_per_level(tiny_config, sizes, c4, per_cell):
+    model = build_model(tiny_config("MODEL.RPN.ANCHOR_SIZES", sizes, c4=c4))
+    assert model.rpn.anchor_generator.per_cell == per_cell
+    assert model.rpn.head.cls_logits.out_channels == per_cell[0]
 
 
 def test_levels_need_the_same_number_of_sizes(tiny_config):
     sizes = ((4, 8), (16,), (32,), (64,), (128,))
     with pytest.raises(ConfigError, match=r"MODEL\.RPN\.ANCHOR_SIZES is .* the same number"):
         build_model(tiny_config("MODEL.RPN.ANCHOR_SIZES", sizes))
-
-
-def test_single_map_has_anchors_of_all_sizes(tiny_config):
-    model = build_model(tiny_config("MODEL.RPN.ANCHOR_SIZES", ((8, 16), (32,)), c4=True))
-    assert model.rpn.anchor_generator.per_cell == [9]
 
 
 def test_per_anchor_order():

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.structures.masks.formats import (
-    encode_bitmap,
-    polygons_to_rle,
-    to_bitmap,
-)
+from detlite.structures.masks.formats import encode_bitmap, polygons_to_rle, to_bitmap
 
 
 @pytest.mark.parametrize("far", [77.0, 1e9, 1e300, float("inf"), float("nan")])

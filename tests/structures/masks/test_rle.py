@@ -5,7 +5,7 @@ import pytest
 from pycocotools import mask as rle_codec
 
 from detlite.structures.masks import rle
-from detlite.structures.masks.rle import EncodedMasks, boundaries_of_counts, draw_rle, run_lengths
+from detlite.structures.masks.rle import EncodedMasks, draw_rle, run_lengths
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -28,17 +28,6 @@ def test_invalid_counts_are_rejected(counts):
         run_lengths(counts)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_runs_are_drawn_like_pycocotools_does(seed):
-    rng = np.random.default_rng(seed)
-    height, width = rng.integers(1, 40, 2)
-    mask = np.zeros((height, width), np.uint8, order="F")
-    top, bottom = sorted(rng.integers(0, height + 1, 2))
-    left, right = sorted(rng.integers(0, width + 1, 2))
-    mask[top:bottom, left:right] = rng.random((bottom - top, right - left)) < rng.choice([0.5, 1])
-    assert np.array_equal(draw_rle(rle_codec.encode(mask)["counts"], height, width), mask)
-
-
 def test_empty_runs_are_drawn():
     assert draw_rle([1, 0, 2, 1, 0, 1, 1], 2, 3).T.ravel().tolist() == [0, 0, 0, 1, 1, 0]
     assert not draw_rle([6], 2, 3).any()
@@ -49,24 +38,6 @@ def test_empty_runs_are_drawn():
 def test_runs_must_fit_into_the_bitmap(counts):
     with pytest.raises(ValueError, match="the RLE counts cover"):
         draw_rle(counts, 2, 3)
-
-
-def test_run_boundaries_exclude_the_end_of_the_frame():
-    assert boundaries_of_counts([[3, 2, 7]], 12)[0].tolist() == [3, 5]
-    assert boundaries_of_counts([[0, 12]], 12)[0].tolist() == [0]
-    assert boundaries_of_counts([[12]], 12)[0].tolist() == []
-
-
-def test_encoded_masks_concatenate_rles():
-    rles = [{"size": [2, 3], "counts": "15"}, {"size": [4, 5], "counts": "12345"}]
-    masks = EncodedMasks.from_rles([rles[0], {**rles[1], "counts": b"12345"}, rles[0]])
-    assert len(masks) == 3
-    assert bytes(masks.data) == b"151234515"
-    assert masks.lengths.tolist() == [2, 5, 2]
-    assert masks.sizes.tolist() == [[2, 3], [4, 5], [2, 3]]
-    assert list(masks.rles()) == [*rles, rles[0]]
-    assert list(masks.rles(1, 2)) == rles[1:]
-    assert list(masks.rles(3)) == []
 
 
 @pytest.mark.parametrize("damaged", ["!", "P", "PPPPPP", "0" + "o" * 9])
