@@ -133,6 +133,15 @@ def test_several_processes_share_batches_and_do_not_time_steps(facts, timed):
     assert not timed
 
 
+def test_the_categories_of_a_retinanet_and_the_convention_of_weights_are_set(facts):
+    content = load_config("coco/retinanet_R_50_FPN_1x.yaml").dump()
+    weights = Checkpoint(Path("retina.pth"), {}, config=content, convention="torchvision")
+    model = by_weights(facts, weights).MODEL
+    assert model.RETINANET.NUM_CLASSES == len(facts.train.names) + 1
+    assert model.ROI_BOX_HEAD.NUM_CLASSES == 81  # unused
+    assert model.CONVENTION == "torchvision"
+
+
 def test_the_model_of_a_checkpoint_is_trained_by_the_rules(facts, checkpoint):
     content = yaml.safe_load(checkpoint.config)
     content["INPUT"]["TILE"], content["TEST"]["TILE"] = 256, 256
