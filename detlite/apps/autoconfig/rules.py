@@ -149,10 +149,8 @@ def _heads(facts: DatasetFacts, values: Values) -> Rules:
                    "no names are left and right; to mirror images, set "
                    "DATASETS.KEYPOINT_FLIP_PAIRS")  # fmt: skip
     if not values.get("MODEL.ROI_HEADS.CASCADE_IOUS"):
-        passes, reason = 2, "apply the box head twice for more box AP; set 1 for faster predictions"
-        if facts.single_images:
-            passes, reason = 1, "in few steps, a second pass of the box head learns too little"
-        yield "MODEL.ROI_BOX_HEAD.PASSES", passes, reason
+        reason = "apply the box head twice for more box AP; set 1 for faster predictions"
+        yield "MODEL.ROI_BOX_HEAD.PASSES", 2, reason
     if facts.machine.gpu:
         return
     yield ("MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 128,

@@ -45,8 +45,6 @@ class _Candidate:
         batch, size = chosen["SOLVER.IMS_PER_BATCH"], chosen["INPUT.MIN_SIZE_TEST"]
         self.pixels = batch * input_pixels(adapted, chosen)
         self.name = f"{batch} image{'s' * (batch > 1)} of {size} pixels per step"
-        if passes := chosen.get("MODEL.ROI_BOX_HEAD.PASSES"):
-            self.name += f", {passes} pass{'es' * (passes > 1)} of the box head"
 
 
 def fit_to_minutes(
@@ -76,7 +74,10 @@ def fit_to_minutes(
     limit = min(_TIMING_FRACTION * 60 * minutes, _MAX_TIMING)
     progress(f"timing training steps on this machine, for about {limit:.0f} seconds")
     end = perf_counter() + limit
-    single, batch = (_Candidate(replace(facts, single_images=x), values) for x in (True, False))
+    batch = _Candidate(facts, values)
+    single = _Candidate(replace(facts, single_images=True), values)
+    if single.name == batch.name:
+        single = batch
     try:
         seconds = {single: step_timer(single.choices, limit / 2)}
     except torch.OutOfMemoryError as error:
@@ -85,7 +86,7 @@ def fit_to_minutes(
             "programs that use the GPU, or train on the CPU with CUDA_VISIBLE_DEVICES set to an "
             "empty value"
         ) from error
-    if batch.name != single.name:
+    if batch is not single:
         slowest, left = seconds[single] * batch.pixels / single.pixels, end - perf_counter()
         try:
             fits = 2 * slowest <= left

@@ -137,7 +137,7 @@ def test_the_categories_of_a_retinanet_and_the_convention_of_weights_are_set(fac
     content = load_config("coco/retinanet_R_50_FPN_1x.yaml").dump()
     weights = Checkpoint(Path("retina.pth"), {}, config=content, convention="torchvision")
     model = by_weights(facts, weights).MODEL
-    assert model.RETINANET.NUM_CLASSES == len(facts.train.names) + 1
+    assert len(facts.train.names) + 1 == model.RETINANET.NUM_CLASSES
     assert model.ROI_BOX_HEAD.NUM_CLASSES == 81  # unused
     assert model.CONVENTION == "torchvision"
 
