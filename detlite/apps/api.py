@@ -94,8 +94,7 @@ def train(
         weights: initial checkpoint, see MODEL.WEIGHT, or "coco" for a model trained on COCO that
             fits the data and the machine. Predictors of categories with the same name are kept.
         minutes: SOLVER.MAX_MINUTES. Without a config and in a single process, some training steps
-            are timed first, usually for a minute, to choose the model (with `weights`, to choose
-            the length of the warm-up).
+            are timed first, for at most a minute, to choose the batch and the warm-up.
         output_dir: OUTPUT_DIR. If neither this nor `overrides` name it and the config's folder
             contains a run, a number is appended; a resumed run continues the last one.
         overrides: config keys and values, `{"SOLVER.BASE_LR": 0.01}`. They take precedence over all

@@ -84,8 +84,7 @@ def config_for(
 ) -> Derived:
     """Return the config that the rules choose, adapted to overrides.
 
-    With SOLVER.MAX_MINUTES in `opts`, in a single process, the batch and the image size are chosen
-    by timing steps.
+    With SOLVER.MAX_MINUTES in `opts`, in a single process, the batch is chosen by timing steps.
 
     With a checkpoint, its model is trained: its MODEL, INPUT and TEST.TILE keys are kept, except
     for the number of categories. The mask head is removed for data without masks, and the keypoint

@@ -42,7 +42,7 @@ def init(args: Namespace) -> int:
     sets one image in five aside for evaluation, chosen by a hash of the file names. Images that
     show the same stay together: nearly identical ones, frames, slices, tiles, augmented copies, and
     those with the same --group-by. With --minutes, it measures training steps on this machine, and
-    chooses the batch and the image size accordingly. With --weights, the config trains the model of
+    chooses the batch accordingly. With --weights, the config trains the model of
     that checkpoint. docs/formats.md lists the formats and the rules."""
     from detlite.apps.autoconfig.init_config import init_config
     from detlite.apps.dataset_formats import Conversion, convert
