@@ -21,7 +21,8 @@ from yacs.config import CfgNode
 
 from detlite.apps.batch_predict.resumable_run import ResumableRun
 from detlite.apps.prediction_files.writer import FORMATS, Entry, ModelInfo
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import save_checkpoint
 from detlite.config import load_config
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.build import build_model

@@ -30,8 +30,8 @@ EXCEPTIONS = {
     # Registries, which import a module when a config names its part.
     ("data/datasets/catalog.py", "apps"),
     ("engine/hooks/__init__.py", "apps"),
-    # Reads files of other frameworks, too; conversion imports `checkpoint/files.py` only.
-    ("checkpoint/reading.py", "conversion"),
+    # Reads files of other frameworks, too; conversion imports `checkpoint/contents.py` only.
+    ("checkpoint/files.py", "conversion"),
     ("inference/prediction.py", "apps"),  # methods that draw and export a prediction
     ("inference/predictor.py", "apps"),  # reads exported models
 }

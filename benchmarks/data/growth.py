@@ -23,7 +23,8 @@ from pycocotools.coco import COCO
 
 from benchmarks.roofline import process_memory, reset_peak_memory
 from detlite.apps.cli.main import main
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import save_checkpoint
 from detlite.config import load_config
 from detlite.data import CocoDataset
 from detlite.data.datasets.options import DatasetOptions

@@ -1,60 +1,29 @@
-"""The contents of checkpoints, and how to write them.
+"""Write checkpoints, and read those of all frameworks without executing code in them.
 
-A checkpoint is a dict that `torch.load(weights_only=True)` reads: the state dict under "model", and
-the fields in `_FIELDS`.
+Torch stores a CRC-32 of every record but does not check it, so reading checks it here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from detlite.errors import CheckpointError, DamagedCheckpointError, one_line
+from detlite.conversion.convert import convert
+from detlite.errors import CheckpointError, DamagedCheckpointError
 from detlite.files.atomic_write import atomic_open, atomic_path
+from detlite.files.errors import RefusedFileError, RefusedPickleError
+from detlite.files.reading import check_regular
+from detlite.files.safe_pickle import read_pickle
+
+from .contents import FIELDS, Checkpoint, as_tensors, is_own, read_fields
+from .file_kinds import explain_kind
 
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
-_MAX_REPEATED = 1 << 24  # values of a tensor that are more than its bytes, by strides of 0
-_MAX_MEMBERS = 1000  # of a list in a category, such as the names of its keypoints
-_FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
-TIMM_PREFIX = "backbone.body.net."  # of the names of a timm backbone in a detector
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Weights and facts about their model. Unknown fields are empty.
-
-    Attributes:
-        path: the file.
-        model: the state dict, on the CPU.
-        categories: COCO's {"id", "name"}; label k is categories[k - 1].
-        config: YAML text of the config of the model.
-        convention: name of the convention the model was trained with.
-        override: value of MODEL.CONVENTION_OVERRIDE; an unknown field has the value "?".
-        backbone_only: the weights of a classifier, which a detector uses as backbone.
-        training: the state of the trainer, to resume from.
-        timm_backbone: the weights of a classifier renamed for a timm backbone.
-        source: the other framework that wrote the file.
-        stated: keys of `config` that its file states; the others follow from shapes and defaults.
-        prefix: what was removed from the names of the weights.
-    """
-
-    path: Path
-    model: dict[str, Tensor]
-    categories: list[dict[str, Any]] = field(default_factory=list)
-    config: str = ""
-    convention: str = ""
-    override: list[str] = field(default_factory=list)
-    backbone_only: bool = False
-    training: dict[str, Any] = field(default_factory=dict)
-    timm_backbone: dict[str, Tensor] = field(default_factory=dict)
-    source: str = ""
-    stated: frozenset[str] = frozenset()
-    prefix: str = ""
+_START_LENGTH = 16
 
 
 def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
@@ -64,7 +33,7 @@ def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
         CheckpointError: the folder is not writable, or the disk is full.
     """
     path = checkpoint.path
-    content = {name: getattr(checkpoint, name) for name in _FIELDS}
+    content = {name: getattr(checkpoint, name) for name in FIELDS}
     # Contiguous, as other tools such as safetensors expect; training uses another memory format.
     content["model"] = {name: value.contiguous() for name, value in checkpoint.model.items()}
     with _explain_write_errors(path), atomic_path(path) as temporary:
@@ -87,78 +56,73 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def is_own(content: Any) -> bool:
-    """Return True for the content of a file that `save_checkpoint` wrote."""
-    return (
-        isinstance(content, dict)
-        and {"categories", "convention"} <= content.keys()
-        and isinstance(content.get("model"), dict)
-    )
+def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
+    """Read a checkpoint or a bare state dict onto the CPU, without executing code in it.
+
+    Files that `save_checkpoint` did not write are read by `conversion.convert`.
+
+    Args:
+        path: the file.
+        source: the framework, a name in `conversion.convert.SOURCES`; None: recognized by
+            the names of the weights.
+
+    Raises:
+        DamagedCheckpointError: the file is not a checkpoint, or is truncated or damaged.
+        CheckpointError: the file is missing, contains pickled objects other than tensors, arrays
+            and plain containers, has weights without values, or cannot be converted.
+    """
+    path = Path(path)
+    content = _load(path)
+    try:
+        if source is None and is_own(content):
+            state = as_tensors(content["model"])
+            checkpoint = Checkpoint(path, state, **read_fields(content, path))
+        else:
+            checkpoint = convert(content, source, path)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not checkpoint.model:
+        kind = explain_kind(path)  # a program of TorchScript is a pickle of objects, too
+        problem = "contains neither a state dict (names and tensors) nor {'model': state dict}"
+        problem = f"is not a checkpoint; {kind}" if kind else f"{problem} with any entries"
+        raise CheckpointError(f"{path}: {problem}")
+    return checkpoint
 
 
-def as_tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Convert tensors or arrays to tensors; ValueError for others."""
-    state = {}
-    for name, value in arrays.items():
-        if isinstance(value, (np.ndarray, np.generic, int, float)):
-            with suppress(TypeError, ValueError, RuntimeError):
-                value = torch.tensor(value)  # a copy, because arrays of a pickle can share memory
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise ValueError(f"{name} is neither a tensor nor an array of numbers")
-        size = value.untyped_storage().nbytes()
-        if value.numel() > max(size, _MAX_REPEATED):
-            raise ValueError(
-                f"{name} repeats its values: it has the shape {list(value.shape)}, but {size} bytes"
+def _load(path: Path) -> Any:
+    """Load a file of torch.save, safetensors, or a pickle of arrays."""
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            start = file.read(_START_LENGTH)
+        if path.suffix == ".safetensors" or re.match(rb'.{8}\{"', start, re.DOTALL):
+            from safetensors.torch import load  # an optional dependency
+
+            return load(path.read_bytes())
+        return read_pickle(path)
+    except (FileNotFoundError, IsADirectoryError, PermissionError, RefusedFileError) as error:
+        files = path.parent.glob("*") if not path.exists() else ()
+        names = [file.name for file in files if file.exists()]  # a broken link does not
+        similar = get_close_matches(path.name, names, n=1, cutoff=0.8)
+        hint = f": did you mean {path.with_name(similar[0])}?" if similar else ""
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}){hint}") from error
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs a package: pip install safetensors") from error
+    except RefusedPickleError as error:
+        raise CheckpointError(
+            f"{path}: contains a pickled {error}, and unpickling objects can run any code; "
+            "nothing was executed. Save only dense tensors with values and plain containers, "
+            "such as model.state_dict()"
+        ) from error
+    except Exception as error:  # damage raises many
+        if kind := explain_kind(path):
+            raise CheckpointError(f"{path}: is not a checkpoint; {kind}") from error
+        problem = "is not a checkpoint of torch.save, or is truncated or damaged"
+        if "CRC-32" in str(error):
+            problem = (
+                f"is damaged: the checksum of a record is wrong ({error}). If the file was saved "
+                "without checksums (torch.serialization.set_crc32_options), save it again"
             )
-        state[name] = value
-    return state
-
-
-def read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the fields of `Checkpoint` that have the right type; others belong to a foreign file.
-
-    DamagedCheckpointError if all fields are there, but one has a wrong type.
-    """
-    defaults = Checkpoint(path, {})
-    valid = {
-        name: content[name]
-        for name in _FIELDS
-        if isinstance(content.get(name), type(getattr(defaults, name)))
-    }
-    with suppress(ValueError, KeyError):
-        valid["categories"] = read_categories(valid.pop("categories"))
-    if not all(isinstance(item, str) for item in valid.get("override", ())):
-        del valid["override"]
-    invalid = [name for name in _FIELDS if name not in valid]
-    if invalid and content.keys() >= set(_FIELDS):
-        raise DamagedCheckpointError(f"{path}: is damaged: its {invalid[0]!r} has a wrong type")
-    return valid
-
-
-def read_categories(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return categories with printable names, which become part of configs, files and messages.
-
-    Rows {"id", "name"} may have other members: texts, numbers and lists of them, such as the names
-    of keypoints. ValueError for others, and for equal ids.
-    """
-    categories = [_read_category(row) for row in rows]
-    if len({row["id"] for row in categories}) < len(categories):
-        raise ValueError("two categories have the same id")
-    return categories
-
-
-def _read_category(row: Any) -> dict[str, Any]:
-    def printable(value: Any, depth: int = 0) -> Any:
-        if isinstance(value, str):
-            return one_line(value)
-        # Skeletons are lists of pairs.
-        if isinstance(value, (list, tuple)) and depth < 2 and len(value) <= _MAX_MEMBERS:
-            return [printable(item, depth + 1) for item in value]
-        if value is None or isinstance(value, (int, float)):
-            return value
-        raise ValueError(f"invalid category: it has a {type(value).__name__}")
-
-    known = isinstance(row, dict) and isinstance(row.get("name"), str)
-    if not known or type(row.get("id")) is not int or abs(row["id"]) >= 1 << 63:
-        raise ValueError("invalid category: it needs an integer id and a name")
-    return {str(key): printable(value) for key, value in row.items()}
+        elif not path.stat().st_size:
+            problem = "is empty"
+        raise DamagedCheckpointError(f"{path}: {problem}") from error

@@ -10,8 +10,8 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.class_transfer import CLASS_LAYERS, match_optional_heads, transfer_classes
-from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.contents import TIMM_PREFIX, Checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.stored_config import (
     apply_convention,
     config_of,

@@ -13,7 +13,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.contents import Checkpoint
 from detlite.checkpoint.weight_catalog import timm_pixels
 from detlite.config import ConfigError, changed, config_from, parse_yaml
 from detlite.config.extensions import COPIES

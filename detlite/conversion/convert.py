@@ -12,13 +12,7 @@ import numpy as np
 import yaml
 from torch import Tensor
 
-from detlite.checkpoint.files import (
-    TIMM_PREFIX,
-    Checkpoint,
-    as_tensors,
-    is_own,
-    read_fields,
-)
+from detlite.checkpoint.contents import TIMM_PREFIX, Checkpoint, as_tensors, is_own, read_fields
 
 from .categories import categories_from_names, guess_categories
 from .checkpoint_source import RawStateDict, StateDict

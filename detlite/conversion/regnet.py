@@ -3,7 +3,7 @@
 The models are the same; only the names of the weights differ.
 """
 
-from detlite.checkpoint.files import TIMM_PREFIX
+from detlite.checkpoint.contents import TIMM_PREFIX
 
 from .checkpoint_source import ConfigValues, StateDict
 

@@ -8,7 +8,7 @@ channels.
 
 import re
 
-from detlite.checkpoint.files import TIMM_PREFIX
+from detlite.checkpoint.contents import TIMM_PREFIX
 
 from .checkpoint_source import CheckpointSource, RawStateDict, StateDict, rename
 

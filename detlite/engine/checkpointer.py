@@ -11,9 +11,9 @@ from typing import Any
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import LAST_CHECKPOINT_FILE, Checkpoint, save_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import LAST_CHECKPOINT_FILE, read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.checkpoint.stored_config import checkpoint_config
 from detlite.config.loading import flatten
 from detlite.conventions import convention_of

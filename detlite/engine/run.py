@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.contents import Checkpoint
 from detlite.checkpoint.loading import build_with_weights, load_weights, read_weights
 from detlite.config import ConfigError
 from detlite.data import (

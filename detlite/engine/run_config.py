@@ -7,7 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.contents import Checkpoint
 from detlite.checkpoint.loading import read_weights
 from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
 from detlite.config import changed, default_config, load_config

@@ -18,7 +18,7 @@ import detlite
 from detlite.apps.cli.main import main
 from detlite.apps.doctor.machine import Resources
 from detlite.checkpoint import weight_catalog
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, extensions, load_config
 from detlite.config.loading import flatten
 from detlite.data import DataError

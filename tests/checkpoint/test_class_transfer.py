@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite.checkpoint.class_transfer import transfer_classes
-from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.contents import Checkpoint
 from detlite.checkpoint.loading import load_weights
 from detlite.modeling.build import build_model
 from detlite.structures.categories import CategoryMatch

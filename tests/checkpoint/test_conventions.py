@@ -9,9 +9,9 @@ import torch
 import yaml
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint, load_weights, read_weights
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
 from detlite.conversion.convert import recognize, unwrap

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.errors import CheckpointError, DamagedCheckpointError
 
 

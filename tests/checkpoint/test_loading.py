@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.checkpoint import reading
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint import files
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import (
     build_model_from_checkpoint,
     load_weights,
     resolve_checkpoint_path,
 )
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.checkpoint.stored_config import config_of
 from detlite.config import ConfigError
 from detlite.errors import CheckpointError
@@ -146,8 +146,8 @@ def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file
     path = tmp_path / "w.pth"
     save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), [], cfg.dump(), "detlite"))
     (tmp_path / "model.yaml").write_text(cfg.dump())
-    opened, read = [], reading.read_pickle
-    monkeypatch.setattr(reading, "read_pickle", lambda path: opened.append(path) or read(path))
+    opened, read = [], files.read_pickle
+    monkeypatch.setattr(files, "read_pickle", lambda path: opened.append(path) or read(path))
     _, model = build_model_from_checkpoint(path, (), tmp_path / "model.yaml" if with_file else None)
     assert len(opened) == 1
     assert model.categories == [{"id": k, "name": f"class {k}"} for k in (1, 2, 3)]

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torchvision.models import resnet50
 
-from detlite.checkpoint.files import save_checkpoint
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights, read_weights
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.checkpoint.weight_catalog import timm_pixels
 from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model

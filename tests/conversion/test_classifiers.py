@@ -6,8 +6,8 @@ import pytest
 import torch
 import torchvision
 
+from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint, load_weights
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.conversion.torchvision import TORCHVISION
 from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import load_weights
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.conversion.categories import guess_categories
 from detlite.conversion.convert import convert, recognize, unwrap
 from detlite.errors import CheckpointError

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import load_weights
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.checkpoint.weight_catalog import find_weights
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.modeling.build import build_model

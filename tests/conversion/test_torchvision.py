@@ -12,7 +12,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.ops import FrozenBatchNorm2d
 
 import detlite
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.stored_config import config_of
 from detlite.config import ConfigError
 from tests.conversion.recorded_outputs import load_recipe

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.config import load_config
 from detlite.engine.checkpointer import newest_checkpoint
 from detlite.errors import CheckpointError

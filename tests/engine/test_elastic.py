@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.data import build_train_dataset
 from detlite.engine.run import TrainingRun
 from tests.engine.toy import new_toy, read_metrics

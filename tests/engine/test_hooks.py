@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.engine.hooks import HOOKS, Hook
 from tests.engine.toy import call_at, interrupt, new_toy, read_final, read_metrics

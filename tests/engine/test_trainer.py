@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.data import build_train_dataset
 from detlite.engine.checkpointer import newest_checkpoint

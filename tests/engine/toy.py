@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from detlite.checkpoint.files import Checkpoint
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.conventions import CONVENTIONS
 from detlite.structures.instances import Detections
 

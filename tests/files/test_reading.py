@@ -8,7 +8,7 @@ import pytest
 
 from detlite.apps.dataset_formats.file_tree import excerpt, read_lines, read_xml
 from detlite.apps.report.runs import read_metrics
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.data.annotations.store import open_table
 from detlite.errors import CheckpointError

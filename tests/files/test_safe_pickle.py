@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.errors import CheckpointError
 from detlite.files.errors import RefusedPickleError
 from detlite.files.safe_pickle import read_pickle

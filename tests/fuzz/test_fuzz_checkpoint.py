@@ -11,8 +11,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from detlite.checkpoint.files import Checkpoint
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.engine.checkpointer import newest_checkpoint
 from tests.fuzz.inputs import mutated, mutated_bytes, unexpected_values
 

@@ -10,7 +10,8 @@ import torch
 
 import detlite
 from detlite import modeling
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import save_checkpoint
 from detlite.conventions import convention_of
 from detlite.inference.options import InferenceOptions, View, build_options
 from detlite.modeling.compilation import compile_losses

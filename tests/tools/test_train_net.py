@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from detlite.apps.cli.main import main
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from tests.builders import write_shapes_config
 
 pytestmark = pytest.mark.usefixtures("without_drawings")

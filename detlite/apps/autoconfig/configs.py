@@ -9,9 +9,9 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.apps.doctor.machine import resources
-from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import resolve_checkpoint_path
-from detlite.checkpoint.reading import read_checkpoint
 from detlite.checkpoint.stored_config import apply_convention, checkpoint_config, log_assumptions
 from detlite.checkpoint.weight_catalog import COCO, coco_weights
 from detlite.config import ConfigError, config_from, load_config

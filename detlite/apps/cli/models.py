@@ -35,9 +35,8 @@ def convert(args: Namespace) -> int:
     for MODEL.WEIGHT and `detlite predict`, which also accept the original files."""
     from dataclasses import replace
 
-    from detlite.checkpoint.files import save_checkpoint
+    from detlite.checkpoint.files import read_checkpoint, save_checkpoint
     from detlite.checkpoint.loading import load_weights, resolve_checkpoint_path
-    from detlite.checkpoint.reading import read_checkpoint
     from detlite.checkpoint.stored_config import apply_convention, config_of
     from detlite.config import load_config
     from detlite.conversion.convert import SOURCES

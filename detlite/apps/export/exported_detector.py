@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import read_categories
+from detlite.checkpoint.contents import read_categories
 from detlite.checkpoint.stored_config import explain_imports
 from detlite.config import ConfigError, changed, config_from
 from detlite.config.files import parse_yaml

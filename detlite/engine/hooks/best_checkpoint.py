@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from detlite.checkpoint.files import save_checkpoint
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.config import ConfigError, changed
 from detlite.distributed import all_gather_objects, is_main
 from detlite.engine.evaluate import EMA_SUFFIX, LOSS, measure

@@ -16,8 +16,8 @@ from detlite.apps.autoconfig.dataset_facts import DatasetFacts
 from detlite.apps.autoconfig.image_values import ImageValues
 from detlite.apps.autoconfig.rules import choose
 from detlite.apps.cli.main import main
-from detlite.checkpoint.files import Checkpoint
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.weight_catalog import COCO, coco_weights
 from detlite.config import ConfigError, load_config
 from detlite.data import DataError

@@ -10,7 +10,7 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 
 from detlite import load_checkpoint
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.torchvision import TORCHVISION
 from tests.builders import tiny_config, write_weights
 

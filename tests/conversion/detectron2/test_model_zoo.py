@@ -9,7 +9,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.convert import convert
 from detlite.conversion.detectron2.model_zoo import (
     anchor_config,

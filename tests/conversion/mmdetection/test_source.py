@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.convert import convert, recognize
 from detlite.errors import CheckpointError
 from tests.conversion.mmdetection.recorded_outputs import (

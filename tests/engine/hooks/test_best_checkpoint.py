@@ -10,8 +10,8 @@ import torch
 import yaml
 from torch import nn
 
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
-from detlite.checkpoint.reading import read_checkpoint
+from detlite.checkpoint.contents import Checkpoint
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.engine.hooks import Hook
 from detlite.engine.hooks.best_checkpoint import BestCheckpoint, store_score_threshold

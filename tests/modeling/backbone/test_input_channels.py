@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import detlite
-from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.contents import Checkpoint
 from detlite.checkpoint.loading import load_weights
 from detlite.modeling.backbone.input_channels import adapt_stem, set_input_channels
 from detlite.modeling.optimize_for_training import optimize_for_training
