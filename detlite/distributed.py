@@ -28,11 +28,6 @@ _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 _COLLECTIVE_TIMEOUT = timedelta(hours=1)
 
 
-def restart_count() -> int:
-    """Return how many times torchrun has restarted the processes (`--max-restarts`)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 def rank() -> int:
     """Return the rank of this process, 0 <= rank < world_size."""
     return dist.get_rank() if _active() else 0
@@ -166,11 +161,6 @@ def gather_objects(value: Any) -> list[Any] | None:
                 dist.recv(torch.from_numpy(array), src=source)
             values.append(pickle.loads(head, buffers=received))
     return values if is_main() else None
-
-
-def any_process(flag: bool) -> bool:
-    """Return True if `flag` is set in any process. No device is synchronized."""
-    return max_over_processes([flag])[0] > 0
 
 
 def max_over_processes(numbers: Sequence[float]) -> list[float]:

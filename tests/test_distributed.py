@@ -52,7 +52,7 @@ TWO_PROCESSES = """
             "rank": r,
             "world_size": world_size(),
             "main": is_main(),
-            "any": [any_process(r == 1), any_process(False)],
+            "max": max_over_processes([r == 1, False]),
             "gathered": all_gather_objects({"part": "x" * r}),
             "on_rank_0": [x.tolist() for x in gather_objects(np.arange(3 * r)) or ()],
             "mean": reduce_mean({"a": float(r), "b": 4.0 * r}),

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,14 @@ def train(
             config, data = None, config
         options = {"single_class": single_class, "images": images, "masks": masks,
                    "skip_bad": skip_bad, "group_by": group_by}  # fmt: skip
-        opts, summary = _training_overrides(
-            config, data, test_data, weights, minutes, output_dir, overrides, options
-        )
+        keys, summary = _data_keys(data, test_data, options)
+        if data is not None and config is not None:
+            keep_entry_options(keys, load_config(config, overrides).DATASETS)
+        keys |= {} if minutes is None else {"SOLVER.MAX_MINUTES": minutes}
+        keys |= {} if output_dir is None else {"OUTPUT_DIR": str(output_dir)}
+        if weights is not None:
+            keys |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
+        opts = as_list(keys) + as_list(overrides)
         cfg, is_complete = load_run_config(config, opts, resume)
         if not is_complete and data is None:
             raise ConfigError("train() needs a config, or data to train on")
@@ -140,45 +145,25 @@ def train(
     return Result(metrics, folder, folder / FINAL_CHECKPOINT, seconds, best)
 
 
-def _training_overrides(
-    config: FilePath | None,
-    data: Data | None,
-    test_data: Data | None,
-    weights: FilePath | None,
-    minutes: float | None,
-    output_dir: FilePath | None,
-    overrides: Overrides,
-    data_options: Mapping[str, Any],
-) -> tuple[list[Any], str]:
-    """Return the arguments of `detlite.train` as overrides, and a sentence about the data.
+def _data_keys(
+    data: Data | None, test_data: Data | None, options: dict[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Return the data arguments of `detlite.train` as config keys, and a sentence about them.
 
-    Raises:
-        ConfigError, DataError: the data cannot be used.
+    Raises ConfigError or DataError if the data cannot be used.
     """
     if test_data is not None and data is None:
         raise ConfigError(
             "test_data needs training data: pass `data` too, or evaluate on other datasets than "
             "the config's with evaluate()"
         )
-    options = {name: value for name, value in data_options.items() if value not in (None, False)}
+    options = {name: value for name, value in options.items() if value not in (None, False)}
     if options and not isinstance(data, str | Path):
         raise ConfigError(
             f"{', '.join(options)} needs data as a folder or annotation file. For a config, write "
             "one with the same options of detlite init"
         )
-    opts: dict[str, Any] = {}
-    summary = ""
-    if data is not None:
-        opts, summary = training_data(data, test_data, **options)
-        if config is not None:
-            keep_entry_options(opts, load_config(config, overrides).DATASETS)
-    if weights is not None:
-        opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
-    if minutes is not None:
-        opts["SOLVER.MAX_MINUTES"] = minutes
-    if output_dir is not None:
-        opts["OUTPUT_DIR"] = str(output_dir)
-    return as_list(opts) + as_list(overrides), summary
+    return ({}, "") if data is None else training_data(data, test_data, **options)
 
 
 def evaluate(

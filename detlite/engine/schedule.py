@@ -9,7 +9,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.distributed import any_process, is_main, max_over_processes
+from detlite.distributed import is_main, max_over_processes
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Schedule:
     def start(self, finished: int, has_final_checkpoint: bool) -> None:
         """Start after `finished` iterations, perhaps from the final checkpoint of a run."""
         self._finished, self._has_final_checkpoint = finished, has_final_checkpoint
-        self._finish_requested = any_process(self._finish_requested)
+        self._finish_requested = max_over_processes([self._finish_requested])[0] > 0
         self.is_last = self._finish_requested or self._is_reached()
 
     def advance(self, finished: int, signal_received: bool) -> None:

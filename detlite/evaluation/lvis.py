@@ -22,6 +22,7 @@ from .evaluators import EVALUATORS, Evaluator, predicted_kinds
 from .metrics import Metrics
 from .results import Results
 from .results_file import check_results
+from .truth import best_of_each_image
 
 MAX_DETS = 300  # per image, over all categories
 
@@ -67,7 +68,7 @@ def evaluate_lvis(
     check_results(results, coco_gt, iou_types)
     categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
     measures, metrics = Measures(AREA_RANGES, [MAX_DETS], MAX_DETS), {}
-    best = _best_of_each_image(results)
+    best = results[np.sort(best_of_each_image(results.scores, results.image_ids, MAX_DETS))]
     for iou_type in iou_types:
         areas = (
             best.masks.areas
@@ -86,14 +87,6 @@ def evaluate_lvis(
         names = [row["name"] for row in categories]
         metrics[iou_type] = tables.summarize(names, more, f"@{MAX_DETS}")
     return metrics
-
-
-def _best_of_each_image(results: Results) -> Results:
-    """Return the MAX_DETS highest-scoring detections of each image, in their order."""
-    order = np.lexsort((-results.scores, results.image_ids))
-    images = results.image_ids[order]
-    ranks = np.arange(len(order)) - np.searchsorted(images, images)
-    return results[np.sort(order[ranks < MAX_DETS])]
 
 
 @EVALUATORS.register("lvis")

@@ -17,6 +17,7 @@ from .engine import AREA_RANGES, IOU_THRESHOLDS
 from .evaluators import EVALUATORS, Evaluator
 from .metrics import Metrics
 from .results import Results
+from .truth import best_of_each_image
 
 _LIMITS = (100, 1000)  # numbers of highest-scoring boxes per image
 
@@ -35,7 +36,7 @@ def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | Non
         if len(results):
             raise DataError("the results have no 'bbox', which the evaluator 'proposals' needs")
         boxes = np.empty((0, 4))
-    order = np.lexsort((-results.scores, results.image_ids))
+    order = best_of_each_image(results.scores, results.image_ids, max(_LIMITS))
     image_ids = results.image_ids[order]
     areas: list[float] = []
     ious: dict[int, list[np.ndarray]] = {limit: [np.empty(0)] for limit in _LIMITS}
@@ -43,7 +44,7 @@ def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | Non
         objects = [row for row in coco_gt.imgToAnns[image_id] if not row.get("iscrowd", 0)]
         areas += [row.get("area", row["bbox"][2] * row["bbox"][3]) for row in objects]
         first, last = np.searchsorted(image_ids, [image_id, image_id + 1])
-        best = boxes[order[first : min(last, first + max(_LIMITS))]]
+        best = boxes[order[first:last]]
         gt_boxes = np.array([row["bbox"] for row in objects], float).reshape(-1, 4)
         table = np.zeros((len(gt_boxes), len(best)))
         if table.size:

@@ -49,6 +49,13 @@ def indices_of(keys: np.ndarray) -> dict[int, np.ndarray]:
     return dict(zip(unique.tolist(), np.split(order, first[1:]), strict=False))
 
 
+def best_of_each_image(scores: np.ndarray, images: np.ndarray, limit: int) -> np.ndarray:
+    """Return the indices of the `limit` highest scores [N] of each image [N], sorted by both."""
+    order = np.lexsort((-scores, images))
+    ranks = np.arange(len(order)) - np.searchsorted(images[order], images[order])
+    return order[ranks < limit]
+
+
 def image_sizes(truth: COCO, image_ids: np.ndarray) -> np.ndarray:
     """Return the (height, width) of images [N], int64 [N, 2]; 0 if unknown."""
     unique, index = np.unique(image_ids, return_inverse=True)

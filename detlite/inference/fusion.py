@@ -162,15 +162,16 @@ class _Graph:
                     floats[x] = floats.get(x) or graph.call_method("float", (x,))
             node.args = tuple(floats[x] for x in node.args)
             if node not in self.in_float32:
-                with graph.inserting_after(node):
-                    back = graph.call_method("to", (node, dtype))
-                node.replace_all_uses_with(back, lambda user, back=back: user is not back)
+                self._convert_result(node, dtype)
         for node in list(graph.nodes):
             level = node.target is operator.getitem and node.args[0].op == "placeholder"
             if level or (node.op == "placeholder" and node.name not in ("features", "rois")):
-                with graph.inserting_after(node):
-                    new = graph.call_method("to", (node, dtype))
-                node.replace_all_uses_with(new, lambda user, new=new: user is not new)
+                self._convert_result(node, dtype)
+
+    def _convert_result(self, node: fx.Node, dtype: torch.dtype) -> None:
+        with self.graph.inserting_after(node):
+            converted = self.graph.call_method("to", (node, dtype))
+        node.replace_all_uses_with(converted, lambda user: user is not converted)
 
     def mark_overwritten(self) -> None:
         """Let a fused addition overwrite its second term if nothing reads that afterwards."""

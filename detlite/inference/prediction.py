@@ -27,6 +27,7 @@ from detlite.modeling.detector import Detector
 from detlite.structures.instances import Detections
 from detlite.structures.masks.rle import draw_rle
 from detlite.structures.masks.rotated_box import rotated_box
+from detlite.structures.object_fields import RESERVED
 
 from .inputs import data_of, is_any_url, is_camera, is_video_name, split_page
 from .options import UNMEASURED_THRESHOLD
@@ -37,10 +38,6 @@ ImageInput = (
 )
 
 _NAMED_CATEGORIES = 5  # in the repr
-_STANDARD = {
-    "size", "boxes", "labels", "scores", "category_ids", "names", "masks", "keypoints",
-    "keypoints_scores", "track_ids",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,7 @@ class Prediction(dict[str, Any]):
     @property
     def extra_fields(self) -> dict[str, Tensor]:
         """Own fields and the outputs of TEST.EXTRA_OUTPUTS [N, ...], by name."""
-        return {name: value for name, value in self.items() if name not in _STANDARD}
+        return {name: value for name, value in self.items() if name not in RESERVED}
 
 
 def to_prediction(

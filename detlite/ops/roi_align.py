@@ -21,6 +21,7 @@ from .roi_utils import (
     pooling_arguments,
     rois_by_level,
     save_pooling,
+    zero_grads,
 )
 
 _MAX_SAMPLES = 1 << 22  # torchvision's CPU kernel stores 40 bytes for each sample of a RoI
@@ -176,8 +177,7 @@ def _backward(
     aligned: bool,
 ) -> list[Tensor]:
     op, pool = "roi_align_backward", (pooled_height, pooled_width)
-    wide_grad = grad.to(compute_dtype(grad.dtype))
-    grads = [x.zero_() for x in empty_maps(wide_grad, batch_size, channels, heights, widths)]
+    wide_grad, grads = zero_grads(grad, batch_size, channels, heights, widths)
     groups = rois_by_level(op, grads, rois, levels, spatial_scales, pool)
     check_tensors(op, grad=(grad, [len(rois), channels, *pool], FLOATING))
     for level, scale, index in groups:

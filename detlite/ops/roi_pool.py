@@ -17,6 +17,7 @@ from .roi_utils import (
     pooling_arguments,
     rois_by_level,
     save_pooling,
+    zero_grads,
 )
 
 _MAX_CELLS = float(1 << 28)  # torchvision's kernels compute cells in int32
@@ -138,8 +139,7 @@ def _backward(
 ) -> list[Tensor]:
     """Add each bin's gradient to its largest cell."""
     op, pool = "roi_pool_backward", (pooled_height, pooled_width)
-    wide_grad = grad.to(compute_dtype(grad.dtype))
-    grads = [x.zero_() for x in empty_maps(wide_grad, batch_size, channels, heights, widths)]
+    wide_grad, grads = zero_grads(grad, batch_size, channels, heights, widths)
     groups = rois_by_level(op, grads, rois, levels, spatial_scales, pool)
     shape = [len(rois), channels, *pool]
     check_tensors(op, grad=(grad, shape, FLOATING), argmax=(argmax, shape, torch.int32))

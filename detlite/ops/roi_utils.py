@@ -140,6 +140,14 @@ def empty_maps(
     ]
 
 
+def zero_grads(
+    grad: Tensor, batch_size: int, channels: int, heights: Sequence[int], widths: Sequence[int]
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the pooled gradient in the type of sums, and zero gradients of the maps in it."""
+    wide = grad.to(compute_dtype(grad.dtype))
+    return wide, [x.zero_() for x in empty_maps(wide, batch_size, channels, heights, widths)]
+
+
 def save_pooling(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, Tensor]) -> None:
     """Save the arguments of a backward operator in their order, its further options last."""
     maps, rois, levels, scales, height, width, *ctx.options = inputs

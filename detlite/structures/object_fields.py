@@ -17,7 +17,7 @@ Size = tuple[int, int]  # height, width
 Affine = Sequence[Sequence[float]]
 
 # Names of the other entries of targets, predictions, results and tables.
-_RESERVED = {
+RESERVED = {
     "boxes", "scores", "labels", "valid", "masks", "mask_probs", "mask_boxes", "keypoints",
     "keypoint_scores", "keypoints_scores", "proposals", "ignored_boxes", "extra_fields", "size",
     "name", "names", "category", "label", "x1", "y1", "x2", "y2", "class_name", "category_ids",
@@ -43,7 +43,7 @@ class ObjectField:
     evaluated = True
 
     def __init__(self, name: str) -> None:
-        if name in _RESERVED:
+        if name in RESERVED:
             raise ValueError(f"an object field cannot be called {name!r}: choose another name")
         self.name = name
 
@@ -91,7 +91,7 @@ def object_field(name: str) -> ObjectField:
 
 def own_values(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the evaluated own fields of an object in COCO's results format."""
-    own = {name: value for name, value in result.items() if name not in _RESERVED}
+    own = {name: value for name, value in result.items() if name not in RESERVED}
     return {name: value for name, value in own.items() if object_field(name).evaluated}
 
 

@@ -1,5 +1,6 @@
 """Commands that train and evaluate: train, test."""
 
+import os
 from argparse import Namespace
 
 from detlite.errors import ConfigError
@@ -43,7 +44,6 @@ def train(args: Namespace) -> int:
     Ctrl-C (continue with --resume). Under torchrun, these are the statuses of the individual
     processes."""
     from detlite.apps.api import is_data, train
-    from detlite.distributed import restart_count
 
     if is_data(args.config):
         raise ConfigError(f"--config {args.config}: is not a YAML file; pass data as --data")
@@ -54,7 +54,8 @@ def train(args: Namespace) -> int:
         test_data=args.val,
         output_dir=args.output,
         all_images=args.all,
-        resume=args.resume or restart_count() > 0,
+        # torchrun --max-restarts counts the restarts of the processes.
+        resume=args.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0",
         **{name: getattr(args, name) for name in same},
     )
     return 0

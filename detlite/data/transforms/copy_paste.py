@@ -1,7 +1,5 @@
 """Paste objects of one training image into another (Simple Copy-Paste, arXiv 2012.07177)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,7 +37,12 @@ def paste_objects(
     covered = torch.from_numpy(union)
     image, common = image.clone(), covered[:height, :width]
     image[:, :height, :width][:, common] = source[:, :height, :width][:, common]
-    return image, _concat_targets([_cover_target(target, covered), pasted])
+    rest = _cover_target(target, covered)
+    joined: Target = {
+        name: torch.cat([rest[name], pasted[name]])
+        for name in object_tensors(rest) | (rest.keys() & REGION_FIELDS)
+    }
+    return image, {**rest, **joined, "masks": PackedMasks.join([rest["masks"], pasted["masks"]])}
 
 
 def choose_objects(target: Target) -> Target:
@@ -62,15 +65,3 @@ def _cover_target(target: Target, covered: Tensor) -> Target:
         keypoints[..., 2] = keypoints[..., 2].where(~hidden, keypoints[..., 2].clamp(max=HIDDEN))
         target["keypoints"] = keypoints
     return select_objects(target, box_ops.has_min_size(boxes, 1))
-
-
-def _concat_targets(targets: Sequence[Target]) -> Target:
-    """Return a target with the objects of several targets and the other entries of the first."""
-    first = targets[0]
-    joined: Target = {
-        name: torch.cat([target[name] for target in targets])
-        for name in object_tensors(first) | (first.keys() & REGION_FIELDS)
-    }
-    if "masks" in first:
-        joined["masks"] = PackedMasks.join([target["masks"] for target in targets])
-    return {**first, **joined}

@@ -38,10 +38,6 @@ class BoxPredictions:
     logits: Tensor  # float32 [R, K]
     deltas: Tensor  # float32 [R, Q, 4]
 
-    def features_of(self, packing: RowPacking, count: int) -> Tensor:
-        """Select the features for a packing of only the first `count` entries of each image."""
-        return self.features[packing.pack(self.packing.row_numbers()[:, :count])]
-
 
 class BoxHead(nn.Module):
     """Extractor and predictor of class scores and refined boxes.

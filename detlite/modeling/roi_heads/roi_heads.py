@@ -86,7 +86,8 @@ class RoIHeads(nn.Module):
         rois = packing.rois(foreground.boxes)
         shared = None
         if self.shares_features:
-            shared = predictions.features_of(packing, foreground.labels.shape[1])
+            rows_of = predictions.packing.row_numbers()[:, : foreground.labels.shape[1]]
+            shared = predictions.features[packing.pack(rows_of)]
         losses: dict[str, Tensor] = {}
         for head in self.heads.values():
             losses |= head.losses(head(features, rois, shared), packing, foreground, truth)

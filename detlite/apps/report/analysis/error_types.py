@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 
 from detlite.evaluation.engine import RECALL_THRESHOLDS
 from detlite.evaluation.results import Results
-from detlite.evaluation.truth import numbers_of
+from detlite.evaluation.truth import best_of_each_image, numbers_of
 
 FOREGROUND_IOU = 0.5  # lowest IoU of a detection and its object
 BACKGROUND_IOU = 0.1  # highest IoU of a background detection with any object
@@ -57,9 +57,7 @@ class CrossCategoryMatches:
         self.crowd = np.array([row["iscrowd"] for row in self.rows], bool)
         images = np.searchsorted(self.image_ids, results.image_ids)
         scores = results.scores.astype(np.float64)
-        order = np.lexsort((-scores, images))
-        ranks = np.arange(len(order)) - np.searchsorted(images[order], images[order])
-        self.index = index = order[ranks < max_dets]
+        self.index = index = best_of_each_image(scores, images, max_dets)
         self.scores, self.images = scores[index], images[index]
         self.categories = np.searchsorted(self.category_ids, results.category_ids[index])
         bounds = range(len(numbers) + 1)
