@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 APPS = "detlite.apps"
 
 LIMITS = {
-    "lines of code": 28_400,
-    "lines of code of the core": 19_530,
+    "lines of code": 28_430,
+    "lines of code of the core": 19_560,
     "imports of own modules in functions of the core": 5,
     "imports of own modules for types only": 10,
     "circles of modules": 0,
     "lines of code that engine.trainer needs": 7_505,
-    "lines of tests": 43_690,
+    "lines of tests": 43_760,
     "lines of benchmark programs": 3_500,
     "config keys": 225,
 }

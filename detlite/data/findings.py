@@ -4,15 +4,17 @@
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
 from typing import Any
+
+import msgspec
 
 from detlite.errors import one_line
 
 _MAX_LENGTH = 240  # characters of an example
-_BEFORE_SPLIT = " The number is from before the split into train and val."
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Finding:
         entry: what is counted, in the singular: "annotation", "label line", "image".
         example: the first of them with its id or line, and what is wrong with it.
         total: number of all entries, if that matters.
+        images: number of the entries by image, if they belong to images.
     """
 
     what: str
@@ -34,6 +37,18 @@ class Finding:
     entry: str = "annotation"
     example: str = ""
     total: int | None = None
+    images: dict[str, int] = field(default_factory=dict)
+
+    def of_images(self, is_used: Callable[[str], bool], others: bool) -> "Finding":
+        """Return the finding for some of the images; with `others`, also for unknown images."""
+        if not self.images:
+            return self
+        used = {image: count for image, count in self.images.items() if is_used(image)}
+        count = sum(used.values()) + others * (self.count - sum(self.images.values()))
+        example = self.example
+        if used and next(iter(self.images)) not in used:
+            example = f"image {next(iter(used))}"
+        return replace(self, count=count, example=example, images=used)
 
     def without_advice(self) -> str:
         """Describe it where no config is in use, without sentences that name keys; "" if none."""
@@ -57,6 +72,7 @@ class Findings:
 
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
         self._by_kind = {(finding.what, finding.effect): finding for finding in findings}
+        self._new = Counter[tuple[str, str]]()  # entries of kinds since the last `assign`
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._by_kind.values())
@@ -65,19 +81,36 @@ class Findings:
         return len(self._by_kind)
 
     def add(
-        self, what: str, effect: str, example: str = "", entry: str = "annotation", count: int = 1
+        self,
+        what: str,
+        effect: str,
+        example: str = "",
+        entry: str = "annotation",
+        count: int = 1,
+        images: Sequence[object] = (),
     ) -> None:
-        """Count entries of a kind."""
+        """Count entries of a kind: `count`, or one for each of `images`, to which they belong."""
         found = self._by_kind.get((what, effect)) or Finding(what, effect, 0, entry, example)
-        self._by_kind[what, effect] = replace(found, count=found.count + count)
+        self._by_kind[what, effect] = replace(found, count=found.count + (len(images) or count))
+        for image in map(str, images):
+            found.images[image] = found.images.get(image, 0) + 1
+        self._new[what, effect] += 0 if images else count
 
-    def before_split(self) -> "Findings":
-        """Return the findings with a note for train and val, which both get the total numbers."""
-        return Findings(
-            finding if not finding.count or finding.effect.endswith(_BEFORE_SPLIT)
-            else replace(finding, effect=finding.effect + _BEFORE_SPLIT)
-            for finding in self
-        )  # fmt: skip
+    def assign(self, image: object = None) -> None:
+        """Assign entries without images since the last call to an image; None: to no image."""
+        for kind, count in self._new.items():
+            if count and image is not None:
+                images = self._by_kind[kind].images
+                images[str(image)] = images.get(str(image), 0) + count
+        self._new.clear()
+
+    def of_images(self, is_used: Callable[[str], bool], others: bool) -> "Findings":
+        """Return the findings for some of the images, and those that do not belong to images.
+
+        `others` adds the entries of unknown images.
+        """
+        pairs = ((one, one.of_images(is_used, others)) for one in self)
+        return Findings(part for one, part in pairs if part.count or not one.images)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the member "findings" of an annotation file, which later commands repeat."""
@@ -87,8 +120,8 @@ class Findings:
     def from_json(cls, rows: Any) -> "Findings":
         """Read what `to_json` returned; anything else is ignored."""
         try:
-            return cls(Finding(**row) for row in rows or ())
-        except (TypeError, ValueError):  # another program's member of this name
+            return cls(msgspec.convert(rows or (), list[Finding]))
+        except msgspec.ValidationError:  # another program's member of this name
             return cls()
 
 

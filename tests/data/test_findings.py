@@ -1,5 +1,7 @@
 """The summary of what is skipped or reinterpreted."""
 
+import json
+
 from detlite.data.findings import Finding, Findings, summary
 
 
@@ -15,6 +17,24 @@ def test_equal_findings_are_counted():
     assert list(Findings.from_json(findings.to_json())) == list(findings)
 
 
+def test_findings_of_some_images():
+    findings = Findings()
+    findings.add("a", "b.", "annotation 1", images=[7, 7, 8])
+    findings.add("c", "d.", "line 1", "line")
+    findings.assign(7)
+    findings.add("c", "d.", "line 2", "line", count=2)
+    findings.assign(None)
+    findings.add("files", "Kept.", "c.txt", "file")
+    findings = Findings.from_json(json.loads(json.dumps(findings.to_json())))
+    for images, others, expected in (
+        ("7", True, [("a", 2, "annotation 1"), ("c", 3, "line 1"), ("files", 1, "c.txt")]),
+        ("8", False, [("a", 1, "image 8"), ("files", 1, "c.txt")]),
+    ):
+        part = findings.of_images({images}.__contains__, others)
+        assert [(one.what, one.count, one.example) for one in part] == expected
+        assert all(one.images.keys() <= {images} for one in part)
+
+
 def test_plurals_and_totals():
     assert str(Finding("odd", "Look.", 1, "entry")) == "odd: 1 entry. Look."
     assert str(Finding("odd", "Look.", 1, "entry", total=3)) == "odd: 1 of 3 entries. Look."
@@ -22,7 +42,8 @@ def test_plurals_and_totals():
 
 
 def test_foreign_members_are_ignored():
-    for value in (None, 5, "text", [3], [{"what": "x", "other": 1}]):
+    for value in (None, 5, "text", [3], [{"what": "x", "other": 1}], [{"what": 1, "effect": 2}],
+                  [{"what": "x", "effect": "y", "images": {"1": "many"}}]):  # fmt: skip
         assert len(Findings.from_json(value)) == 0
 
 

@@ -63,10 +63,10 @@ def init(args: Namespace) -> int:
         raise ConfigError(f"{unused[0]} has no effect on --coco, which only converts --data")
     upright = build_image_options(load_config(None, args.overrides)).exif_orientation
     conversion = Conversion(args.masks, args.skip_bad, upright)
-    files, findings = convert(args.data, args.coco, conversion)
-    for file in files:
+    written = convert(args.data, args.coco, conversion)
+    for file in written:
         _log(f"wrote {file}")
-    _log(summary({str(args.data): findings}))
+    _log(summary({str(file): findings for file, findings in written.items()}))
     return 0
 
 

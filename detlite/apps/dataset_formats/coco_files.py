@@ -127,13 +127,15 @@ def read_coco(
         if row["file_name"] in found:
             text = "The written annotations have the names of the files."
             example = f"{row['file_name']}: {path}"
-            findings.add("file names in another notation", text, example, "image")
+            what = "file names in another notation"
+            findings.add(what, text, example, "image", images=[row["id"]])
         row["file_name"] = os.path.relpath(path, root).replace(os.sep, "/")
         if not row["height"]:
             row["height"], row["width"] = image_size(path, upright)
             example = f"image {row['id']} ({row['file_name']})"
             text = "They are read from the image files."
-            findings.add("images without height and width", text, example, "image")
+            what = "images without height and width"
+            findings.add(what, text, example, "image", images=[row["id"]])
     return {**content, "findings": findings.to_json()}, root
 
 
@@ -169,13 +171,13 @@ def split_content(
     )
     val_groups |= _evaluation_groups([n for n in order if n not in categories], sizes, hashes, {})
     val = {number for number, group in group_of.items() if group in val_groups}
-
-    findings = Findings.from_json(content.get("findings")).before_split()
-    shared = {**content, "findings": findings.to_json()} if len(findings) else content
+    findings = Findings.from_json(content.get("findings"))
 
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.
         keys = {"images": "id", "annotations": "image_id"}
+        found = findings.of_images(lambda image: (image in val) == is_val, others=not is_val)
+        shared = {**content, "findings": found.to_json()} if len(findings) else content
         return shared | {
             name: [row for row in content[name] if (str(row.get(key)) in val) == is_val]
             for name, key in keys.items()

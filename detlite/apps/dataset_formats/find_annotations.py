@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,20 +132,19 @@ def find_sets(
     return sources, summary + (f"; written: {', '.join(written)}" if written else "")
 
 
-def convert(
-    data: Path, file: Path, conversion: Conversion | None = None
-) -> tuple[list[Path], Findings]:
-    """Convert a file or folder of another format to COCO json; return the files and findings.
+def convert(data: Path, file: Path, conversion: Conversion | None = None) -> dict[Path, Findings]:
+    """Convert a file or folder of another format to COCO json; return the findings by file.
 
     A dataset that is already split becomes two: `<name>_train.json` and `<name>_val.json`.
     `conversion` has the options of reading it.
     """
     _, datasets = read_folder(data.absolute(), conversion)
-    outputs = []
+    written = {}
     for split, dataset in datasets.items():
-        outputs.append(file.with_stem(f"{file.stem}_{split}") if len(datasets) > 1 else file)
-        write_json(outputs[-1], to_coco(dataset))
-    return outputs, datasets["train"].findings
+        output = file.with_stem(f"{file.stem}_{split}") if len(datasets) > 1 else file
+        write_json(output, to_coco(dataset))
+        written[output] = dataset.findings
+    return written
 
 
 def read_folder(
@@ -180,16 +179,15 @@ def _by_split(
         split = image.split if divided or image.split == UNLABELED else None
         if parts[split or "train"].setdefault(image.file, image) is not image:
             problem = f"{image.file}: two files or entries label this image: remove one"
-            conversion.add_bad(problem, "The first one is used.")
+            conversion.add_bad(problem, "The first one is used.", [image.file])
     if (both := parts["val"].keys()) and both == parts["train"].keys():
         conversion.findings.add(*_TWICE, str(next(iter(both))), "image", len(both))
         parts["val"] = {}
-    findings = conversion.finish()
-    if parts["val"]:
-        findings = findings.before_split()
+    unused = Findings()
     for split, kind in _UNUSED.items():
-        if unused := parts.pop(split):
-            findings.add(*kind, str(next(iter(unused))), "image", len(unused))
+        if files := parts.pop(split):
+            unused.add(*kind, str(next(iter(files))), "image", len(files))
+    findings = conversion.finish()
     objects = [obj for image in dataset.images for obj in image.objects]
     found = {obj.category for obj in objects if obj.category and not obj.ignored}
     names = dataset.categories
@@ -201,12 +199,15 @@ def _by_split(
     points = dataset.keypoints or list(
         dict.fromkeys(key for obj in objects for key in obj.keypoints)
     )
-    return {
-        split: replace(dataset, images=[*part.values()], categories=names, keypoints=points,
-                       findings=findings)
-        for split, part in parts.items()
-        if part or split == "train"
-    }  # fmt: skip
+    datasets = {}
+    for split, part in parts.items():
+        if part or split == "train":
+            own = findings.of_images({*map(str, part)}.__contains__, others=split == "train")
+            datasets[split] = LabeledDataset(
+                dataset.source, [*part.values()], names, points, dataset.flip_idx,
+                Findings([*own, *unused])
+            )  # fmt: skip
+    return datasets
 
 
 def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str, dict[str, _Split]]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class LabeledDataset:
         images: in any order.
         categories, keypoints: names in the order of their ids; () before all images are read.
         flip_idx: for each keypoint, the index of its counterpart in a flipped image, if known.
-        findings: what was skipped or reinterpreted.
+        findings: what was skipped or reinterpreted, with the files of images.
     """
 
     source: Path
@@ -107,11 +107,13 @@ class Conversion:
             yield
         except DataError as error:
             self.add_bad(str(error), effect)
+            if effect == WITH_IMAGE:
+                self.findings.assign(None)
 
-    def add_bad(self, problem: str, effect: str) -> None:
+    def add_bad(self, problem: str, effect: str, images: Sequence[Path] = ()) -> None:
         """Record the problem of a bad label, and what happens to it with `skip_bad`."""
         self.bad[problem] = None
-        self.findings.add("bad labels", effect, problem, "label")
+        self.findings.add("bad labels", effect, problem, "label", images=images)
 
     def finish(self) -> Findings:
         """Return the findings.
@@ -149,12 +151,13 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
     ids = {name: number for number, name in enumerate(dataset.categories, start=1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    folder = dataset.image_folder
+    folder, numbers = dataset.image_folder, dict[str, int]()
     for image in sorted(dataset.images, key=lambda image: image.file.as_posix()):
         name = image.file.relative_to(folder).as_posix()
         height, width = image.size
-        shared = {"image_id": len(images) + 1}
-        images.append({"id": len(images) + 1, "file_name": name, "height": height, "width": width})
+        numbers[str(image.file)] = number = len(images) + 1
+        shared = {"image_id": number}
+        images.append({"id": number, "file_name": name, "height": height, "width": width})
         for obj in image.objects:
             row = shared | _annotation(obj, dataset.keypoints)
             for category_id in [ids[obj.category]] if obj.category in ids else ids.values():
@@ -169,7 +172,10 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
     content: dict[str, Any] = {"images": images, "annotations": annotations}
     content |= {"categories": categories, "converted": True}  # findings have all unused images
     if len(dataset.findings):
-        content["findings"] = dataset.findings.to_json()
+        content["findings"] = Findings(
+            replace(one, images={str(numbers[file]): n for file, n in one.images.items()})
+            for one in dataset.findings
+        ).to_json()
     areas = table_of(content, dataset.source).column("areas")
     for row, area in zip(annotations, areas.tolist(), strict=True):
         row["area"] = area

@@ -102,9 +102,10 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         problem = f"{tree.root}: {len(without)} of {len(masks)} images have no mask, in {listed}"
         conversion.add_bad(f"{problem}. {NAMES}", "They count as images without objects.")
     elif without:
-        text, example = "They count as images without objects.", str(without[0])
-        conversion.findings.add("images without a mask file", text, example, "image", len(without))
+        what, text = "images without a mask file", "They count as images without objects."
+        conversion.findings.add(what, text, str(without[0]), "image", images=without)
     reader, images = _MaskReader(conversion, _class_names(tree)), []
+    conversion.findings.assign(None)
     for image, files in masks.items():
         with conversion.collect():
             size = image_size(image, conversion.upright)
@@ -113,6 +114,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                 shapes = reader.read(mask, size)
                 objects += to_objects(shapes, size, str(mask.file), conversion)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
+            conversion.findings.assign(image)
     reader.report(tree.root)
     return LabeledDataset(tree.root, images)
 
@@ -123,7 +125,7 @@ class _MaskReader:
 
     Attributes:
         names: category of each value or color.
-        unnamed: values without a name.
+        unnamed: the first use of each value without a name.
         sets: the values of each label image that may have several meanings.
         colored: True if these values are colors.
         doubts: kinds of label images whose values may not be objects.
@@ -131,7 +133,7 @@ class _MaskReader:
 
     conversion: Conversion
     names: Mapping[int, str]
-    unnamed: set[int] = field(default_factory=set)
+    unnamed: dict[int, str] = field(default_factory=dict)
     sets: list[set[int]] = field(default_factory=list)
     colored: bool = False
     doubts: Findings = field(default_factory=Findings)
@@ -166,15 +168,15 @@ class _MaskReader:
             if classes is not None:
                 value = Counter(classes.values[bitmap].tolist()).most_common(1)[0][0]
                 category = self.names.get(value, value_name(value, classes.colored))
-                if value not in {*self.names, *self.unnamed}:
-                    self.unnamed.add(value)
-                    what, example = "categories without names are numbered", f"{category} in {file}"
-                    conversion.findings.add(what, _NAME_ALL, example, "category")
+                if value not in self.names:
+                    self.unnamed.setdefault(value, f"{category} in {file}")
             yield Shape(category, mask=bitmap)
 
     def report(self, root: Path) -> None:
         """Report values without names, and raise DataError if masks can have several meanings."""
-        conversion = self.conversion
+        conversion, what = self.conversion, "categories without names are numbered"
+        for example in self.unnamed.values():
+            conversion.findings.add(what, _NAME_ALL, example, "category")
         union, doubts, count = set[int]().union(*self.sets), self.doubts, len(self.sets)
         for code, dataset in _CODES.items():
             if (coded := _coded(union, code)) and not self.colored:

@@ -91,6 +91,7 @@ def read_shapes(
     images, used = [], set[Path]()
     for problem in tree.lists[1]:
         conversion.add_bad(problem, WITH_IMAGE)
+    conversion.findings.assign(None)
     for file in tree.with_suffix(suffix):
         with conversion.collect():
             for labels in labels_of(file, tree, conversion):
@@ -104,6 +105,7 @@ def read_shapes(
                 objects = to_objects(labels.shapes, size, f"{file}", conversion)
                 split = labels.split or tree.split_of(path, file)
                 images.append(LabeledImage(path, size, objects, split))
+                conversion.findings.assign(path)
     return LabeledDataset(tree.data, [*images, *unused_images(tree, used, UNLABELED)])
 
 

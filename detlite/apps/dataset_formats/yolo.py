@@ -71,6 +71,7 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         example = f"such as {_label_files(trained[0])[0]} for {trained[0]}"
         raise DataError(f"{file}: none of {len(trained)} images has a text file ({example})")
     labeled, owners = [], dict[Path, Path]()
+    conversion.findings.assign(None)
     for image, split in listed:
         with conversion.collect():
             text_file = _text_file(image)
@@ -83,6 +84,7 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             if text_file and owners.setdefault(text_file, image) != image:
                 text = "Each has all of its objects. Rename one, or delete it if they are copies."
                 conversion.findings.add("images that share a label file", text, str(image), "image")
+            conversion.findings.assign(image)
     labeled += unused_images(tree, {image for image, _ in listed}, UNLISTED)
     used = set(filter(None, map(_text_file, tree.images)))
     folders = {path.parent for path in used}

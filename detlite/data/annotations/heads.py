@@ -24,7 +24,8 @@ def _read_id(ids: Ids, written: Any, findings: Findings, where: str, kind: str) 
     if type(written) is not int or number != written:
         effect = "Texts of integers are read as these; others get new integers, also in results."
         example = f"{where}: read as {number}"
-        findings.add(f"{kind} ids that are not integers", effect, example, kind)
+        images = [number] * (kind == "image")
+        findings.add(f"{kind} ids that are not integers", effect, example, kind, images=images)
     return number
 
 
@@ -66,7 +67,7 @@ def read_images(
 
     With `nameless`, they need no file name.
     """
-    rows: list[tuple[int, Any, str, tuple[int, int]]] = []
+    rows: list[tuple[int, Any, bool, str, tuple[int, int]]] = []
     problems: list[tuple[str, str]] = []
     written_ids: list[Any] = []
     federated = False
@@ -79,24 +80,27 @@ def read_images(
             problems.append((where, problem))
             continue
         written = [entry.get(key) for key in ("height", "width")]
-        if any(side is not None and type(side) is not int for side in written):
-            findings.add("sizes of images as text or fractions", _AS_INTEGERS, where, "image")
+        is_odd = any(side is not None and type(side) is not int for side in written)
         height, width = (parse_integer(side) or 0 for side in written)
-        rows.append((position, entry["id"], entry["file_name"], (height, width)))
+        rows.append((position, entry["id"], is_odd, entry["file_name"], (height, width)))
     table = ImageTable(Ids(written_ids), problems, federated=federated)
-    values = [(table.known.number(raw), file_and_size) for _, raw, *file_and_size in rows]
+    values = [(table.known.number(raw), file_and_size) for _, raw, _, *file_and_size in rows]
     last = dict(values)
     ambiguous = {image_id for image_id, value in values if last[image_id] != value}
     owners: dict[tuple[Any, ...], int] = {}
-    for position, raw, name, size in rows:
+    for position, raw, is_odd, name, size in rows:
         where = f"image {short_repr(raw)}, entry {position} of 'images'"
         image_id = _read_id(table.known, raw, findings, where, "image")
+        if is_odd:
+            what = "sizes of images as text or fractions"
+            findings.add(what, _AS_INTEGERS, where, "image", images=[image_id])
         if image_id in ambiguous:  # to which of the files do annotations belong?
             problems.append((where, "the id occurs twice, with different files or sizes"))
         elif (name, size) in owners:
             table.same[image_id] = owners[name, size]
             effect = "The first entry is used, with the objects of all."
-            findings.add("images that are listed twice", effect, f"{where} ({name})", "image")
+            what, images = "images that are listed twice", [owners[name, size]]
+            findings.add(what, effect, f"{where} ({name})", "image", images=images)
         else:
             owners[name, size] = image_id
             table.ids.append(image_id)

@@ -138,10 +138,12 @@ class Judge:
             lambda x: NO_ID if (k := category_ids.number(x)) is None else k
         )
         self._sizes = np.array([*images.sizes, (0, 0)], np.float64)[:, ::-1]
+        self._image_ids = [*map(str, images.ids), ""]
         self._facts = [row["id"] for row in categories], points
         self._boxes = self._like_corners = self._misplaced = 0
         self._first_misplaced = ""
-        self._compared, self._quads, self._different = 0, 0, list[str]()
+        self._compared, self._different = list[str](), list[str]()  # their images
+        self._quads, self._first_different = 0, ""
 
     def read(self, texts: Sequence[Any], first: int) -> tuple[list[Any], np.ndarray]:
         """Read the JSON texts of annotations from position `first` of the file.
@@ -208,8 +210,14 @@ class Judge:
 
     def _note(self, block: _Block, note: Note, chosen: np.ndarray, *keys: str) -> None:
         """Report the chosen annotations, bool [N], with fields of the first one as the example."""
-        if count := int(chosen.sum()):
-            self.findings.add(*note, block.where(int(chosen.argmax()), *keys), count=count)
+        if chosen.any():
+            example = block.where(int(chosen.argmax()), *keys)
+            self.findings.add(*note, example, images=self._images(block, chosen))
+
+    def _images(self, block: _Block, chosen: np.ndarray | int) -> list[str]:
+        """Return the ids of the images of annotations; "" for unknown ones."""
+        numbers = np.atleast_1d(block.judged["image"][chosen])
+        return [self._image_ids[number] for number in numbers.tolist()]
 
     def _judge_boxes(self, block: _Block) -> np.ndarray:
         """Judge boxes, and count those that exceed their images far. Returns them as written."""
@@ -271,12 +279,14 @@ class Judge:
     def _compare(self, block: _Block) -> None:
         """Compare the first boxes with the boxes of their masks, and count differences."""
         has_both = (block.codes[Flag.BAD_BOX] == 0) & (block.codes[Flag.BAD_MASK] == 0)
-        for n in np.flatnonzero(has_both)[: rules.SAMPLE - self._compared].tolist():
-            self._compared += 1
+        for n in np.flatnonzero(has_both)[: rules.SAMPLE - len(self._compared)].tolist():
+            self._compared += self._images(block, n)
             self._quads += rules.is_quadrilateral(block.mask(n)[0])
             tight = rules.mask_extent(*block.mask(n))
             if tight is not None and not rules.boxes_match(block.judged["box"][n], tight):
-                self._different.append(f"{block.where(n, 'bbox')}, box of the mask {tight}")
+                self._different += self._images(block, n)
+                example = f"{block.where(n, 'bbox')}, box of the mask {tight}"
+                self._first_different = self._first_different or example
 
     def _written(self, block: _Block) -> list[Any]:
         """Return the texts to store: as written, or with changes and problems."""
@@ -287,7 +297,7 @@ class Judge:
             for key, note in odd.notes.items() if odd else ():
                 named = bool(self._points) or key != "keypoints"
                 if named and not flags[n] & rules.FIELDS.get(key, 0):
-                    self.findings.add(*note, block.where(n, key))
+                    self.findings.add(*note, block.where(n, key), images=self._images(block, n))
             for flag in rules.FLAGS if flags[n] >= Flag.UNKNOWN_IMAGE else ():
                 if flags[n] & flag:
                     code = int(block.codes[flag][n]) if flag in block.codes else 1
@@ -304,11 +314,12 @@ class Judge:
 
         Report a finding if most boxes differ from their masks, or all masks have four corners.
         """
-        if self._quads == self._compared >= rules.MIN_BOXES:
+        compared = len(self._compared)
+        if self._quads == compared >= rules.MIN_BOXES:
             effect = "To train on boxes only, set MODEL.MASK_ON False."
-            self.findings.add(QUADS, effect, entry="mask", count=self._quads)
-        if len(self._different) >= max(rules.MIN_BOXES, self._compared / 2 + 0.5):
-            self.findings.add(*_DIFFERENT, self._different[0], count=len(self._different))
+            self.findings.add(QUADS, effect, entry="mask", images=self._compared)
+        if len(self._different) >= max(rules.MIN_BOXES, compared / 2 + 0.5):
+            self.findings.add(*_DIFFERENT, self._first_different, images=self._different)
         misplaced, boxes = self._misplaced, self._boxes
         corners = self._like_corners == boxes >= rules.MIN_BOXES and misplaced
         if corners or (misplaced >= rules.MIN_BOXES and misplaced > boxes / 2):

@@ -28,7 +28,7 @@ from detlite.files.progress import progress_bar
 from detlite.files.reading import open_file
 from detlite.structures.keypoints import keypoint_names
 
-from .heads import drop_namesakes, read_categories, read_images
+from .heads import ImageTable, drop_namesakes, read_categories, read_images
 from .judge import JUDGED, NO_ID, Judge, annotation_name
 from .notation import Row, parse_row
 from .scan import Document, document_of, read_document, without_gc
@@ -199,7 +199,7 @@ def write_table(
     spans = np.stack([lengths.cumsum() - lengths, lengths.cumsum()], axis=1)
     of_images, of_annotations = np.split(spans, [len(texts["images"])])
     _check_ids(judged, texts["annotations"], findings)
-    _report_repeats(judged, findings)
+    _report_repeats(judged, images, findings)
     used = {*np.unique(judged["category_id"][judged["image"] < len(images.ids)]).tolist()}
     order = np.argsort(judged["image"], kind="stable")
     stored = {"ids": "id", "category_ids": "category_id", "flags": "flags", "labeled": "labeled",
@@ -266,7 +266,7 @@ def _check_ids(judged: np.ndarray, texts: Sequence[Any], findings: Findings) -> 
         judged["id"] = np.arange(1, len(judged) + 1)
 
 
-def _report_repeats(judged: np.ndarray, findings: Findings) -> None:
+def _report_repeats(judged: np.ndarray, images: ImageTable, findings: Findings) -> None:
     """Report annotations with the image, category and box of another one, by a hash of these."""
     has_box = ~np.isnan(judged["box"]).any(1)
     known = np.flatnonzero(has_box & (judged["flags"] & Flag.REGION == 0))
@@ -280,4 +280,5 @@ def _report_repeats(judged: np.ndarray, findings: Findings) -> None:
     if len(repeated):
         effect = "All are trained and measured. `detlite check` lists them: delete the repeats."
         example = f"annotation {judged['id'][repeated[0]]}"
-        findings.add(REPEATED, effect, example, count=len(repeated))
+        owners = np.array(images.ids)[judged["image"][repeated]].tolist()
+        findings.add(REPEATED, effect, example, images=owners)

@@ -27,7 +27,7 @@ from .ids import WRITTEN_ID
 from .judge import PROBLEM_KEY, annotation_name
 from .selection import Flag, Selection, located
 
-VERSION = 23  # increase it with every change of the content of tables or of the rules behind it
+VERSION = 24  # increase it with every change of the content of tables or of the rules behind it
 END = struct.Struct("<QQ")  # of the file: the number of bytes of its facts, and VERSION
 _MAX_FACTS = 1 << 32  # bytes
 _TOGETHER = 1024  # texts that are read together

@@ -65,16 +65,16 @@ def test_encodings_of_a_file(tmp_path, encoding):
 
 
 def test_images_near_the_file_or_in_a_given_folder(yolo_folder, tmp_path):
-    (file,), _ = convert(yolo_folder, yolo_folder / "annotations" / "all.json")
+    (file,) = convert(yolo_folder, yolo_folder / "annotations" / "all.json")
     assert find_images(file) == yolo_folder / "images"
-    (file,), _ = convert(yolo_folder, tmp_path / "far" / "away" / "all.json")
+    (file,) = convert(yolo_folder, tmp_path / "far" / "away" / "all.json")
     with pytest.raises(DataError, match=r"such as 0\.jpg, are not in .*: name the folder"):
         find_images(file)
     assert find_images(file, yolo_folder / "images") == yolo_folder / "images"
 
 
 def test_split_in_the_file_name_selects_the_image_folder(tmp_path, yolo_folder, image, text):
-    (file,), _ = convert(yolo_folder, tmp_path / "several" / "annotations" / "train.json")
+    (file,) = convert(yolo_folder, tmp_path / "several" / "annotations" / "train.json")
     root = file.parent.parent
     val = text(file.with_name("instances_valid.json"), file.read_text())
     for split in ("test", "train2017", "val2017"):

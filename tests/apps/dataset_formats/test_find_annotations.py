@@ -2,13 +2,15 @@
 
 import json
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.apps.dataset_formats import convert, find_sets
+from detlite.apps.dataset_formats import Conversion, convert, find_sets
 from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.data.annotations.store import REPEATED
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
@@ -80,14 +82,14 @@ def test_equal_train_and_val_are_split(yolo_folder, text):
     assert train
     assert val
     assert train.isdisjoint(val)
-    (file,), findings = convert(yolo_folder, yolo_folder / "all.json")
+    ((file, findings),) = convert(yolo_folder, yolo_folder / "all.json").items()
     assert len(json.loads(file.read_text())["images"]) == len(train | val)
     assert "images listed as train and as val: 10 images" in "".join(map(str, findings))
 
 
 def test_annotation_files(yolo_folder, tmp_path):
     """One is split, and two are used unchanged."""
-    (file,), _ = convert(yolo_folder, tmp_path / "all.json")
+    (file,) = convert(yolo_folder, tmp_path / "all.json")
     sets, _ = find_sets(file, images=yolo_folder / "images", folder=tmp_path / "made")
     assert sets["val"].annotations == tmp_path / "made/all_val.json"
     assert sets["train"].images == yolo_folder / "images"
@@ -112,7 +114,7 @@ def test_convert_keeps_the_splits(yolo_folder, tmp_path, text):
     text(yolo_folder / "data.yaml", "names: [cat]\ntrain: train.txt\nval: val.txt\n")
     for name, numbers in (("train", range(7)), ("val", range(7, 10))):
         text(yolo_folder / f"{name}.txt", "".join(f"images/{n}.jpg\n" for n in numbers))
-    files, _ = convert(yolo_folder, tmp_path / "out.json")
+    files = [*convert(yolo_folder, tmp_path / "out.json")]
     assert [file.name for file in files] == ["out_train.json", "out_val.json"]
     with pytest.raises(DataError, match="is COCO json already: use it with"):
         convert(files[0], tmp_path / "again.json")
@@ -171,7 +173,8 @@ def test_coco_names_of_other_machines(tmp_path, folder, name):
     sets, _ = find_sets(tmp_path)
     for source in sets.values():
         assert all((source.images / file).is_file() for file in names(source))
-    findings = {row["what"]: row["example"] for row in content_of(sets["train"])["findings"]}
+    rows = (row for source in sets.values() for row in content_of(source)["findings"])
+    findings = {row["what"]: row["example"] for row in rows}
     assert "file names in another notation" in findings
     problem = "image 9, entry 2 of 'images': has height: -1, which"
     assert problem in findings["entries of images that cannot be used"]
@@ -209,15 +212,48 @@ def test_findings_are_part_of_the_written_file(yolo_folder, text):
     with pytest.raises(DataError, match="--skip-bad"):
         find_sets(yolo_folder)
     sets, _ = find_sets(yolo_folder, skip_bad=True)
+    (whole,) = convert(yolo_folder, yolo_folder / "whole.json", Conversion(skip_bad=True))
     text(yolo_folder / "data.yaml", "names: [cat]\ntrain: train.txt\nval: val.txt\n")
     for split, numbers in (("train", "01234"), ("val", "56789")):
         text(yolo_folder / f"{split}.txt", "\n".join(f"images/{n}.jpg" for n in numbers))
     divided, _ = find_sets(yolo_folder, folder=yolo_folder / "divided", skip_bad=True)
-    again, _ = find_sets(sets["train"].annotations, folder=yolo_folder / "again")
-    for source in [*sets.values(), *divided.values(), *again.values()]:
-        (row,) = content_of(source)["findings"]
-        assert (row["what"], row["count"]) == ("bad labels", 1)
-        assert row["effect"].count("The number is from before the split into train and val.") == 1
+    again, _ = find_sets(whole, folder=yolo_folder / "again")
+    for sources in (sets, divided, again):
+        counts = {}
+        for split, source in sources.items():
+            content = content_of(source)
+            has_bad = "0.jpg" in {row["file_name"] for row in content["images"]}
+            counts[split] = [(row["what"], row["count"]) for row in content.get("findings", ())]
+            assert counts[split] == [("bad labels", 1)] * has_bad
+        assert any(counts.values())
+
+
+def test_findings_are_counted_by_split(tmp_path, image):
+    """Entries in other notations, and images without a size, belong to the split of their image."""
+    objects = [coco_object([20, 15, 20, 10], image=number) for number in range(10)]
+    content = coco_content(objects, range(10), (40, 60), ["cat"])
+    for number, row in enumerate(content["images"]):
+        image(tmp_path / row["file_name"])
+        row |= {"height": None, "width": None} if number % 2 else {"height": "40"}
+    for row in content["annotations"][:6]:
+        row["bbox"] = ["20", "15", "20", "10"]
+    content["annotations"] += [{**content["annotations"][0], "id": 99}]
+    write_text(tmp_path / "a.json", json.dumps(content))
+    sets, _ = find_sets(tmp_path)
+    total = Counter()
+    for source in sets.values():
+        content = content_of(source)
+        ids = {row["id"] for row in content["images"]}
+        expected = {
+            "numbers as text": sum(number < 6 for number in ids) + (0 in ids),
+            "sizes of images as text or fractions": sum(number % 2 == 0 for number in ids),
+            "images without height and width": sum(number % 2 for number in ids),
+            REPEATED: int(0 in ids),
+        }
+        found = {row["what"]: row["count"] for row in content["findings"]}
+        assert found == {what: count for what, count in expected.items() if count}
+        total.update(found)
+    assert total["numbers as text"] == 7
 
 
 def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
@@ -234,7 +270,7 @@ def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
             assert row["attributes"] == {"rotation": 0}
         dataset = CocoDataset(source.annotations, source.images, DatasetOptions(masks=False))
         (finding,) = dataset.findings
-        found = "boxes with attributes.rotation: 4 annotations"
+        found = f"boxes with attributes.rotation: {len(dataset)} annotation"
         assert str(finding).startswith(found)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from detlite.apps.dataset_formats import find_sets
 from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.apps.dataset_formats.voc_xml import _labels
 from detlite.config import load_config
@@ -273,3 +274,15 @@ def test_invalid_files_of_a_catalog_entry(devkit, tmp_path, file, content, messa
     with pytest.raises(DataError, match=message):
         load(tmp_path)
     assert not (tmp_path / "converted").is_dir()
+
+
+def test_findings_are_counted_by_split(folder):
+    labels = {n: xml(("cat", int(n < 5), 11, 2, 30, 12), name=f"{n}.jpg") for n in range(10)}
+    files = {f"{n}.jpg": None for n in labels} | {f"{n}.xml": text for n, text in labels.items()}
+    sets, _ = find_sets(folder(files))
+    for source in sets.values():
+        content = json.loads(source.annotations.read_text())
+        difficult = sum(row["iscrowd"] for row in content["annotations"])
+        counts = [row["count"] for row in content.get("findings", ())]
+        assert counts == [difficult] * (difficult > 0)
+    assert len(sets) == 2
