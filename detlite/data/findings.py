@@ -5,7 +5,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
 from typing import Any
@@ -39,15 +39,15 @@ class Finding:
     total: int | None = None
     images: dict[str, int] = field(default_factory=dict)
 
-    def of_images(self, is_used: Callable[[str], bool], others: bool) -> "Finding":
-        """Return the finding for some of the images; with `others`, also for unknown images."""
+    def of_images(self, names: Mapping[str, str], others: bool) -> "Finding":
+        """Return the finding for some of the images, see `Findings.of_images`."""
         if not self.images:
             return self
-        used = {image: count for image, count in self.images.items() if is_used(image)}
+        used = {image: count for image, count in self.images.items() if image in names}
         count = sum(used.values()) + others * (self.count - sum(self.images.values()))
-        example = self.example
-        if used and next(iter(self.images)) not in used:
-            example = f"image {next(iter(used))}"
+        first, example = next(iter(self.images)), self.example
+        if used and first not in used:  # the example belongs to another image
+            example = names[next(iter(used))]
         return replace(self, count=count, example=example, images=used)
 
     def without_advice(self) -> str:
@@ -92,7 +92,7 @@ class Findings:
         """Count entries of a kind: `count`, or one for each of `images`, to which they belong."""
         found = self._by_kind.get((what, effect)) or Finding(what, effect, 0, entry, example)
         self._by_kind[what, effect] = replace(found, count=found.count + (len(images) or count))
-        for image in map(str, images):
+        for image in filter(None, map(str, images)):
             found.images[image] = found.images.get(image, 0) + 1
         self._new[what, effect] += 0 if images else count
 
@@ -104,12 +104,14 @@ class Findings:
                 images[str(image)] = images.get(str(image), 0) + count
         self._new.clear()
 
-    def of_images(self, is_used: Callable[[str], bool], others: bool) -> "Findings":
+    def of_images(self, names: Mapping[str, str], others: bool) -> "Findings":
         """Return the findings for some of the images, and those that do not belong to images.
 
-        `others` adds the entries of unknown images.
+        Args:
+            names: the images, with their names for examples.
+            others: add the entries of unknown images.
         """
-        pairs = ((one, one.of_images(is_used, others)) for one in self)
+        pairs = ((one, one.of_images(names, others)) for one in self)
         return Findings(part for one, part in pairs if part.count or not one.images)
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -175,13 +175,15 @@ def split_content(
 
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.
-        keys = {"images": "id", "annotations": "image_id"}
-        found = findings.of_images(lambda image: (image in val) == is_val, others=not is_val)
-        shared = {**content, "findings": found.to_json()} if len(findings) else content
-        return shared | {
-            name: [row for row in content[name] if (str(row.get(key)) in val) == is_val]
-            for name, key in keys.items()
-        }
+        images, annotations = (
+            [row for row in content[name] if (str(row.get(key)) in val) == is_val]
+            for name, key in (("images", "id"), ("annotations", "image_id"))
+        )
+        result = {**content, "images": images, "annotations": annotations}
+        if len(findings):
+            shown = {str(row["id"]): f"image {row['id']} ({row['file_name']})" for row in images}
+            result["findings"] = findings.of_images(shown, others=not is_val).to_json()
+        return result
 
     return {"train": part(False), "val": part(True)}
 

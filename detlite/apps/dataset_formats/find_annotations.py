@@ -202,7 +202,7 @@ def _by_split(
     datasets = {}
     for split, part in parts.items():
         if part or split == "train":
-            own = findings.of_images({*map(str, part)}.__contains__, others=split == "train")
+            own = findings.of_images({str(f): str(f) for f in part}, others=split == "train")
             datasets[split] = LabeledDataset(
                 dataset.source, [*part.values()], names, points, dataset.flip_idx,
                 Findings([*own, *unused])

@@ -252,6 +252,8 @@ def test_findings_are_counted_by_split(tmp_path, image):
         }
         found = {row["what"]: row["count"] for row in content["findings"]}
         assert found == {what: count for what, count in expected.items() if count}
+        shown = [re.search(r"image (\d+)|$", row["example"])[1] for row in content["findings"]]
+        assert {int(number) for number in filter(None, shown)} <= ids
         total.update(found)
     assert total["numbers as text"] == 7
 
