@@ -72,7 +72,7 @@ def read(folder: Path, format: str) -> COCO:
         dataset = CocoDataset(folder / "annotations.json", folder / "images", options)
         assert len(dataset) == len(list((folder / "images").glob("*.png")))
         return COCO(folder / "annotations.json")
-    (file,) = convert(folder, folder / "read.json", Conversion())[0]
+    (file,) = convert(folder, folder / "read.json", Conversion())
     return COCO(file)
 
 
