@@ -116,7 +116,7 @@ def test_two_processes(tmp_path, free_port):
             "rank": number,
             "world_size": 2,
             "main": number == 0,
-            "any": [True, False],
+            "max": [1.0, 0.0],
             "gathered": [{"part": ""}, {"part": "x"}],
             "on_rank_0": [] if number else [[], [0, 1, 2]],
             "mean": {"a": 0.5, "b": 2.0},
