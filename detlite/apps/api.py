@@ -122,8 +122,8 @@ def train(
         keys, summary = _data_keys(data, test_data, options)
         if data is not None and config is not None:
             keep_entry_options(keys, load_config(config, overrides).DATASETS)
-        keys |= {} if minutes is None else {"SOLVER.MAX_MINUTES": minutes}
-        keys |= {} if output_dir is None else {"OUTPUT_DIR": str(output_dir)}
+        given = {"SOLVER.MAX_MINUTES": minutes, "OUTPUT_DIR": output_dir and str(output_dir)}
+        keys |= {key: value for key, value in given.items() if value is not None}
         if weights is not None:
             keys |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
         opts = as_list(keys) + as_list(overrides)

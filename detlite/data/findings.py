@@ -97,7 +97,10 @@ class Findings:
         self._new[what, effect] += 0 if images else count
 
     def assign(self, image: object = None) -> None:
-        """Assign entries without images since the last call to an image; None: to no image."""
+        """Assign the entries that were added without images since the last call to `image`.
+
+        None: they belong to no image.
+        """
         for kind, count in self._new.items():
             if count and image is not None:
                 images = self._by_kind[kind].images

@@ -86,8 +86,9 @@ class RoIHeads(nn.Module):
         rois = packing.rois(foreground.boxes)
         shared = None
         if self.shares_features:
-            rows_of = predictions.packing.row_numbers()[:, : foreground.labels.shape[1]]
-            shared = predictions.features[packing.pack(rows_of)]
+            # The foreground samples are the first ones of each image.
+            numbers = predictions.packing.row_numbers()[:, : foreground.labels.shape[1]]
+            shared = predictions.features[packing.pack(numbers)]
         losses: dict[str, Tensor] = {}
         for head in self.heads.values():
             losses |= head.losses(head(features, rois, shared), packing, foreground, truth)

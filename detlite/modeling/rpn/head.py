@@ -71,8 +71,11 @@ class SeparableRPNHead(RPNHead):
         return self.convs(level)
 
 
-@RPN_HEADS.register("SingleConvRPNHead", "SeparableRPNHead")
-def _build_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
-    is_separable = cfg.MODEL.RPN.RPN_HEAD == "SeparableRPNHead"
-    head = SeparableRPNHead if is_separable else SingleConvRPNHead
-    return head(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
+@RPN_HEADS.register("SingleConvRPNHead")
+def _build_single(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
+    return SingleConvRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
+
+
+@RPN_HEADS.register("SeparableRPNHead")
+def _build_separable(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
+    return SeparableRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
